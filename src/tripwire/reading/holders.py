@@ -487,6 +487,7 @@ class InnerWrites:
         self._made: dict[Place, tuple[object, ...]] = {}  # and all that is in it
         self._mixed: set[Place] = set()
         self._is_late = False  # a function ran after other code had written
+        self._named: set[tuple[int, str]] = set()  # globals that functions read
 
     def look(self) -> Written:
         """Everything that was written so far, by anybody."""
@@ -504,13 +505,20 @@ class InnerWrites:
             self._latest[place] = now
             self._made[place] = _spread(now)
 
+    def note_names(self, names: set[tuple[int, str]]) -> None:
+        """A function ran that reads these globals, and nothing else besides its arguments."""
+        self._named |= names
+        written = self._holders.find_writes() if names else ()
+        self._is_late |= any(write.spot in names for write in written)
+
     def is_as(self, before: Written) -> bool:
         """Whether nothing was written since `before`."""
         return next(_changes(before, self.look()), None) is None
 
     def split(self, writes: list[Write]) -> tuple[list[Write], list[Write]]:
         """The run's own writes, and those of custom functions. Raises Refused."""
-        if self._is_late:
+        # A compiler reads globals when it compiles, and the run's writes are there by then.
+        if self._is_late or any(write.spot in self._named for write in writes):
             raise Refused("custom-function-writes", _LATE)
         if not self._latest:
             return writes, []

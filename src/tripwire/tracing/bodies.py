@@ -28,6 +28,7 @@ from torch.autograd.function import FunctionMeta
 from tripwire.env import is_library_module
 from tripwire.reading.names import find_steps
 from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
 from tripwire.values.classes import ids_of, isinstance, module_of
 from tripwire.values.contents import all_codes
@@ -54,6 +55,13 @@ _OF_TENSORS = words(
 _COPIED = words("dropout")
 # Questions for a class: a compiler's tensors are neither parameters nor of another class.
 OF_CLASSES = words("isinstance issubclass type __class__")
+# What torch's symbols answer otherwise than the numbers that they stand for.
+_OF_NUMBERS = words("int round trunc format") | OF_CLASSES
+# Where torch's functions compute and nothing else; others seed generators and set defaults.
+_COMPUTING = words(
+    "torch.functional torch.nn.functional torch.nn.modules.utils torch._jit_internal "
+    "torch._linalg_utils torch._lowrank"
+)
 # What a forward asks of autograd that a compiler answers otherwise.
 _OF_AUTOGRAD = words("mark_dirty set_materialize_grads")
 
@@ -82,6 +90,30 @@ def find_backward(cls: Any, forward: Functions) -> Functions | None:
     if any(map(_writes_in_place, codes)):
         return None  # a compiler keeps what the forward saved, and lets nobody change it
     return found
+
+
+def computes_with_symbols(cls: Any, forward: Functions) -> bool:
+    """Whether its code does with torch's symbols what it does with numbers."""
+    backward = _find_all({cls.backward: None}, frozenset()) or ()  # else no compiler sees it
+    codes = [code for f in (*forward, *backward) for code in all_codes(f.__code__)]
+    return not any(
+        _OF_NUMBERS.intersection(code.co_names)
+        or any(step.opname.startswith("FORMAT") for step in find_steps(code))
+        for code in codes
+    )
+
+
+def find_names(functions: Functions) -> set[tuple[int, str]]:
+    """Globals that functions read and that a run may write, each with its namespace's identity."""
+    return {
+        (id(function.__globals__), step.argval)
+        for function in functions
+        for code in all_codes(function.__code__)
+        for step in find_steps(code)
+        if step.opname == "LOAD_GLOBAL"
+        and step.argval in function.__globals__
+        and not isinstance(function.__globals__[step.argval], ModuleType)
+    }
 
 
 def _asks_for_state(code: CodeType) -> bool:
@@ -229,12 +261,12 @@ def _loads(instruction: dis.Instruction | None, name: str | None) -> bool:
 def _is_harmless(value: object) -> bool:
     if isinstance(value, BuiltinFunctionType):
         if getattr(torch, value.__name__, None) is value:
-            return True
+            return find_impurity(value, False) is None  # `torch.set_num_threads` isn't
         value = value.__self__ or _ABSENT  # a module, a class, or what it is bound to
     if isinstance(value, ModuleType):
         return value.__name__ == "math" or _is_torchs(value.__name__)
     if isinstance(value, FunctionType):  # of a library
-        return _is_torchs(value.__module__)
+        return value.__module__ in _COMPUTING or value is torch.is_tensor
     if isinstance(value, type):
         return is_library_class(value) and _is_torchs(module_of(value))
     return _is_value(value) or isinstance(value, OpOverloadPacket)

@@ -39,6 +39,7 @@ from tripwire.tracing.bodies import (
     find_backward,
     find_contexts,
     find_functions,
+    find_names,
     follows_from_shapes,
     has_plain_sizes,
 )
@@ -139,6 +140,7 @@ def _observe(
             state.inside, state.is_inside = None, False
         if functions is not None and inside.is_plain:
             acts = False  # a compiler may know all that it does
+            state.inner.note_names(find_names(functions))
             _watch_functions(state, functions)
             assert python is not None
             why = _COPIED.format(inside.copied) if inside.copied else None

@@ -1108,3 +1108,81 @@ def test_a_backward_that_was_replaced_after_the_call_is_never_stale(
                 find_gradient(lambda: replace(world, custom))
         assert [find_gradient() for _ in range(3)] == [7, 7, 7]
     assert [find_gradient() for _ in range(3)] == [2, 2, 2]
+
+
+MODE = 0
+
+
+class ByMode(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 10 if MODE else x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def before_it(x):
+    global MODE
+    MODE = 1
+    return ByMode.apply(x)
+
+
+def before_it_and_back(x):
+    global MODE
+    MODE = 1
+    made = ByMode.apply(x)
+    MODE = 0
+    return made
+
+
+def after_it(x):
+    global MODE
+    made = ByMode.apply(x)
+    MODE = 1
+    return made
+
+
+@pytest.mark.parametrize("program", [before_it, before_it_and_back, after_it])
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_a_global_that_the_run_writes_is_read_as_it_was_then(program, backend, monkeypatch) -> None:
+    compiled = tripwire.compile(program, backend=backend)
+    for mode in (0, 0, 1, 0, 1, 0):
+        found = []
+        for call in (compiled, program):
+            monkeypatch.setitem(globals(), "MODE", mode)
+            found.append((call(torch.ones(3)).tolist(), MODE))
+        assert found[0] == found[1]
+
+
+def seeds(ctx, x):
+    torch.manual_seed(3)
+    return x * torch.rand(3)
+
+
+def draws_twice(ctx, x):
+    state = torch.get_rng_state()
+    x = x * torch.rand(3)
+    torch.set_rng_state(state)
+    return x
+
+
+def sets_a_dtype(ctx, x):
+    torch.set_default_dtype(torch.float64)
+    x = x * torch.ones(3)
+    torch.set_default_dtype(torch.float32)
+    return x
+
+
+@pytest.mark.parametrize("forward", [seeds, draws_twice, sets_a_dtype])
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_what_a_forward_sets_of_torch_it_sets_on_each_call(forward, backend) -> None:
+    custom = make_function(forward, lambda ctx, g: g.float())
+    compiled = tripwire.compile(lambda x: custom.apply(x.sin()) + torch.rand(3), backend=backend)
+    for number in range(6):
+        found = []
+        for call in (compiled, lambda x: custom.apply(x.sin()) + torch.rand(3)):
+            torch.manual_seed(number)
+            found.append((call(torch.ones(3 if number < 2 else number, 3)), torch.rand(1)))
+        torch.testing.assert_close(*found)
