@@ -36,6 +36,7 @@ from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_o
 from tripwire.tracing.bodies import (
     OF_CLASSES,
     Functions,
+    computes_with_symbols,
     find_backward,
     find_contexts,
     find_functions,
@@ -108,8 +109,11 @@ def _observe(
 ) -> Any:
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
     where = _range(state)
+    is_followed = False
+    if functions is not None and python is not None:
+        is_followed = computes_with_symbols(python.function, functions)
     if state.shadow is not None:
-        state.shadow.close_call((args, kwargs), rule.name, is_known=functions is not None)
+        state.shadow.close_call((args, kwargs), rule.name, is_known=is_followed)
     with _aside(state):
         nodes = None
         try:
@@ -167,7 +171,7 @@ def _observe(
                 record(state, rule, nodes, args, kwargs, value, where, python)
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, where))
-        if functions is not None and state.shadow is not None and state.refusal is None:
+        if is_followed and state.shadow is not None and state.refusal is None:
             state.shadow.follow_function(rule, run, given, value, changes(args, versions))
         return value
 

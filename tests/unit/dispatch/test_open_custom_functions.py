@@ -181,3 +181,128 @@ def test_an_annealed_attribute_stays_open(backend) -> None:
             found.append(x.grad)
         torch.testing.assert_close(*found)
     assert compiled.statistics().traces <= 3
+
+
+def rounded(n):
+    return round(n, -1)
+
+
+class Rounded(Function):
+    """Torch's symbols round otherwise than ints do."""
+
+    @staticmethod
+    def forward(ctx, x, n):
+        return x * rounded(n)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class RoundedLater(Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        ctx.n = n
+        return x * n
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * rounded(ctx.n), None
+
+
+class Halved(Function):
+    """Torch takes `int(-n / 2)` for `-n // 2`."""
+
+    @staticmethod
+    def forward(ctx, x, n):
+        return x * int(-n / 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class OfNumbers(Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        return x * (n if isinstance(n, int) else 1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class OfTexts(Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        return x * {"12": 3.0, "17": 4.0}.get(f"{n}", 1.0)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+@pytest.mark.parametrize("function", [Rounded, RoundedLater, Halved, OfNumbers, OfTexts])
+def test_code_that_torchs_symbols_answer_otherwise_gets_numbers(function, backend) -> None:
+    calls = [(4, n) for n in (3, 2, 12, 1, 17, 7, -1)]
+    check(lambda x, n: function.apply(x.sin(), n), calls, traces=7, hits=0, backend=backend)
+
+
+class Edge(Function):
+    """Torch adds 0.2 and 0.1 first, which gives another float."""
+
+    @staticmethod
+    def forward(ctx, x, f):
+        return x * 2 if f + 0.2 + 0.1 >= 1.0 else x * 3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class EdgeLater(Function):
+    @staticmethod
+    def forward(ctx, x, f):
+        ctx.f = f
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return (g if ctx.f + 0.2 + 0.1 >= 1.0 else g * 3), None
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+@pytest.mark.parametrize("function", [Edge, EdgeLater])
+@pytest.mark.parametrize("floats", [(0.9, 0.8, 0.7, 0.6, 0.7), (0.9, 0.7, 0.6, 0.75, 0.7)])
+def test_a_float_decides_as_in_python(floats, function, backend) -> None:
+    calls = [(4, f) for f in floats]
+    check(lambda x, f: function.apply(x.sin(), f), calls, traces=6, hits=0, backend=backend)
+
+
+class Maybe(Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        return None if n > 4 else x * n
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_a_number_that_decides_whether_there_is_a_result_is_followed(backend) -> None:
+    def run(x, n):
+        found = Maybe.apply(x.sin(), n)
+        return x * 7 if found is None else found
+
+    calls = [(4, n) for n in (5, 6, 3, 7, 2, 8, 4)]
+    check(run, calls, traces=7, hits=0, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+@pytest.mark.parametrize("name", ["deepcopy", "as_tensor", "dropout", "tensor", "relu"])
+def test_a_function_may_have_a_name_of_torchs(name, backend) -> None:
+    custom = type(Reverse)(name, (Reverse,), {})
+    calls = [(4 + n % 3, n / 7) for n in range(8)]
+    check(lambda x, f: custom.apply(x.sin(), f) * 2, calls, traces=4, backend=backend)

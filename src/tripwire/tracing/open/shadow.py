@@ -27,7 +27,7 @@ from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
-from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta
+from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, iter_given
 from tripwire.rulebook.rules import Call, Query, words
 from tripwire.tracing.branches import add_branch
 from tripwire.tracing.open.draws import Draw
@@ -48,6 +48,7 @@ from tripwire.tracing.open.soundings import Soundings
 from tripwire.tracing.open.symbols import (
     Symbols,
     forget_environments,
+    is_exact,
     is_open_symbol,
     spell_expression,
 )
@@ -98,6 +99,7 @@ class Shadow:
         self._handed_out: list[weakref.ref[Any]] = []
         self._at: SourceRange | None = None  # where something happened that is told later
         self._asked: set[int] = set()  # numbers out of tensors that were closed
+        self._follows_functions = False  # whether code of the user's asks torch's symbols
         self.fixed: set[Place] = set()  # floats that the run left open, and its compiler didn't
         self.draws = opening.draws  # whether numbers out of Python's generator are open,
         self.drawn: dict[str, Draw] = {}  # and those that are, by path
@@ -393,9 +395,23 @@ class Shadow:
                 text, value = spell_expression(symbol.node.expr), symbol.node.hint
                 decision = Decision(f"{text} == {value}", self._where(), by)
                 self.symbols.note_closed(symbol.node.expr.free_symbols, str(decision))
-                assert bool(symbol == value)
+                if not bool(symbol == value):  # torch came to believe otherwise
+                    self._pin(symbol.node.expr.free_symbols)
                 self._told = len(self.symbols.env.guards)
                 self.decisions.append(decision)
+
+    def _pin_inexact(self, guards: Iterable[Any], by: str) -> None:
+        """Let no other numbers come where torch computed with floats to answer a question."""
+        for guard in guards:
+            if not is_exact(guard.expr):
+                decision = Decision(spell_expression(guard.expr), NOWHERE, by)
+                self.symbols.note_closed(guard.expr.free_symbols, str(decision))
+                self._pin(guard.expr.free_symbols)
+
+    def _pin(self, symbols: Iterable[Any]) -> None:
+        for expr in filter(self.symbols.is_of_call, symbols):
+            value = self.symbols.symbol_of(expr).node.hint
+            self._conditions[f"{self.symbols.origin_of(expr)} == {value!r}"] = None
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -526,10 +542,13 @@ class Shadow:
         self, rule: Call, run: Callable[..., Any], args: Any, value: Any, writes: bool
     ) -> None:
         """Run a custom function on fakes: its code is known to do nothing but compute."""
-        if writes:
+        if writes or not list(iter_given(value)):  # of no result it tells why there is none
             self.close_call(args, rule.name)
         elif self.has_open(args):
+            asked = len(self.symbols.env.guards)
             self.follow(rule, run, args, {}, value)
+            self._follows_functions = True
+            self._pin_inexact(self.symbols.env.guards[asked:], rule.name)
 
     def close_arguments(self, value: Any, by: str) -> None:
         """Close all that leads to a call that can't be followed."""
@@ -623,6 +642,8 @@ class Shadow:
     def _note_closed_by_compiler(self) -> None:
         """A compiler fixes sizes and numbers that it has no code for."""
         before = set(self.symbols.closed)
+        if self._follows_functions:  # of which it compiled backwards
+            self._pin_inexact(self.symbols.env.guards[self._told :], "the back end")
         fixed = self.symbols.find_fixed()
         closed = [symbol for place, symbol in fixed.items() if place not in self._fixed]
         closed += [one.node._expr for one in self.symbols.computed.values()]

@@ -120,6 +120,10 @@ class Symbols:
         """The expression that gives a symbol's value."""
         return self._origins[expr]
 
+    def is_of_call(self, expr: Any) -> bool:
+        """Whether it stands for something of a call, and isn't there for torch alone."""
+        return expr in self._origins
+
     def symbol_of(self, expr: Any) -> Any:
         """A symbol as torch has it."""
         return self._symbols[expr]
@@ -266,6 +270,13 @@ def is_open_symbol(symbol: object) -> bool:
     """Whether it is a symbol that isn't fixed."""
     is_symbol = isinstance(symbol, (torch.SymInt, torch.SymFloat))
     return is_symbol and bool(symbol.node.expr.free_symbols)  # type: ignore[attr-defined]
+
+
+def is_exact(question: Any) -> bool:
+    """Whether a question computes with no floats: torch's algebra of them isn't Python's."""
+    is_leaf = question.is_Symbol or question.is_Number
+    is_kind = is_leaf or question.is_integer or question.is_Relational or question.is_Boolean
+    return is_kind and all(map(is_exact, question.args))
 
 
 def expression_of(symbol: Any) -> Any:
