@@ -395,7 +395,9 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
         if isinstance(func, OpOverload)
         else [getattr(func, overload) for overload in func.overloads()]  # type: ignore[no-untyped-call]
     )
-    name = func.__name__.partition(".")[0]
+    name, namespace = func.__name__.partition(".")[0], overloads[0].namespace
+    opaque = namespace not in ("aten", "prim", "prims")
+    name = f"{namespace}.{name}" if opaque else name  # a custom `deepcopy` is another thing
     return Call(
         "call_function",
         func,
@@ -403,7 +405,7 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
         writes=_writes(name),
         writes_also=_IN_TORCH.get(name) or _mutable_arguments(overloads),
         sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
-        opaque=overloads[0].namespace not in ("aten", "prim", "prims"),
+        opaque=opaque,
     )
 
 

@@ -306,3 +306,20 @@ def test_a_function_may_have_a_name_of_torchs(name, backend) -> None:
     custom = type(Reverse)(name, (Reverse,), {})
     calls = [(4 + n % 3, n / 7) for n in range(8)]
     check(lambda x, f: custom.apply(x.sin(), f) * 2, calls, traces=4, backend=backend)
+
+
+@torch.library.custom_op("tripwire_names::deepcopy", mutates_args=())
+def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x * by
+
+
+@scaled.register_fake
+def _(x, by):
+    return torch.empty_like(x)
+
+
+def test_an_operator_may_have_a_name_of_torchs() -> None:
+    compiled = tripwire.compile(lambda x, f: (scaled(x, f), scaled(x, f).shape), backend="eager")
+    for number in range(1, 8):
+        x = torch.ones(4 + number % 3)
+        torch.testing.assert_close(compiled(x, number / 7), (x * (number / 7), x.shape))
