@@ -14,8 +14,9 @@
    Python's random generators have one C function for all floats and one for all ints. Both are asked for
    through their method definitions, which every way to call them goes through.
 
-   Torch's classes of tensors (`torch.Tensor([1.0])`, `torch.LongTensor(3)`) make objects through make(), which
-   asks the making function of the calling thread. No subclass does: it has a pointer of its own.
+   Torch's classes of tensors (`torch.Tensor([1.0])`, `torch.LongTensor(3)`) are called through make(), which
+   asks the making function of the calling thread. It takes part in the calls of their two metaclasses: CPython
+   compares a class's own pointer (tp_new) with its bases' where a subclass calls super().__new__().
 
    The functions are called through call_function(), whoever imported them under whatever name. Bytecode
    that was specialised for one compares its flags, and lets go of it: a flag is added that means nothing
@@ -43,7 +44,8 @@ static PyTypeObject *generator_type;
 static int n_drawing; /* threads */
 static THREAD_LOCAL PyObject *making; /* a function of a class, a tuple and a dict or None */
 static PyObject *made;                /* a tuple of classes, for as long as the process lives */
-static newfunc *plain_news;
+static PyTypeObject *metas[2];        /* their metaclasses */
+static ternaryfunc plain_calls[2];
 static int n_making; /* threads */
 
 typedef struct {
@@ -327,32 +329,29 @@ static int find_memo_type(void) {
     return 0;
 }
 
-static PyObject *make(PyTypeObject *cls, PyObject *args, PyObject *named) {
-    Py_ssize_t at = 0, n = PyTuple_GET_SIZE(made);
-    while (at < n && PyTuple_GET_ITEM(made, at) != (PyObject *)cls) {
+static PyObject *make(PyObject *cls, PyObject *args, PyObject *named) {
+    Py_ssize_t at = 0, n = making == NULL ? 0 : PyTuple_GET_SIZE(made);
+    while (at < n && PyTuple_GET_ITEM(made, at) != cls) {
         at++;
     }
-    if (making != NULL && at < n) {
+    if (at < n) {
         PyObject *asked = Py_NewRef(making);
-        PyObject *found =
-            PyObject_CallFunctionObjArgs(asked, (PyObject *)cls, args, named ? named : Py_None, NULL);
+        PyObject *found = PyObject_CallFunctionObjArgs(asked, cls, args, named ? named : Py_None, NULL);
         Py_DECREF(asked);
         if (found != Py_NotImplemented) {
             return found;
         }
         Py_DECREF(found);
     }
-    /* A class that was defined meanwhile took this function from `torch.Tensor`, the first. */
-    return plain_news[at < n ? at : 0](cls, args, named);
+    return plain_calls[!PyType_IsSubtype(Py_TYPE(cls), metas[0])](cls, args, named);
 }
 
 static void swap_makers(int is_answered) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(made); i++) {
-        PyTypeObject *cls = (PyTypeObject *)PyTuple_GET_ITEM(made, i);
+    for (int i = 0; i < 2; i++) {
         if (is_answered) {
-            plain_news[i] = cls->tp_new;
+            plain_calls[i] = metas[i]->tp_call;
         }
-        cls->tp_new = is_answered ? make : plain_news[i];
+        metas[i]->tp_call = is_answered ? make : plain_calls[i];
     }
 }
 
@@ -373,19 +372,15 @@ static PyObject *start_making(PyObject *module, PyObject *args) {
     }
     if (made == NULL) {
         Py_ssize_t n = PyTuple_GET_SIZE(classes_made);
-        for (Py_ssize_t i = 0; i < n; i++) {
-            if (!PyType_Check(PyTuple_GET_ITEM(classes_made, i))) {
-                n = 0;
-            }
-        }
-        if (n == 0) {
-            PyErr_SetString(PyExc_TypeError, "start_making() takes a tuple of classes");
+        PyTypeObject *first = n ? Py_TYPE(PyTuple_GET_ITEM(classes_made, 0)) : NULL;
+        PyTypeObject *last = n ? Py_TYPE(PyTuple_GET_ITEM(classes_made, n - 1)) : NULL;
+        if (n == 0 || first == last || !PyType_IsSubtype(first, &PyType_Type)
+            || !PyType_IsSubtype(last, &PyType_Type)) {
+            PyErr_SetString(PyExc_TypeError, "start_making() takes classes of two metaclasses");
             return NULL;
         }
-        plain_news = PyMem_Calloc(n, sizeof(newfunc));
-        if (plain_news == NULL) {
-            return PyErr_NoMemory();
-        }
+        metas[0] = first; /* for as long as the process lives, as their classes do */
+        metas[1] = last;
         made = Py_NewRef(classes_made);
     }
     Py_XDECREF(stop_making(module, NULL)); /* one function per thread */

@@ -15,9 +15,9 @@ needs_c = pytest.mark.skipif(casts._casts is None, reason="needs the C module")
 
 @pytest.fixture(autouse=True)
 def no_classes_are_left_changed():
-    before = [torch.Tensor.__new__, torch.FloatTensor.__new__]
+    before = [type(torch.Tensor).__call__, type(torch.FloatTensor).__call__]
     yield
-    assert [torch.Tensor.__new__, torch.FloatTensor.__new__] == before
+    assert [type(torch.Tensor).__call__, type(torch.FloatTensor).__call__] == before
     assert type(torch.Tensor([1.0])) is torch.Tensor
 
 
@@ -106,6 +106,30 @@ def test_subclasses_make_themselves() -> None:
     compiled = tripwire.compile(build, backend="eager")
     for _ in range(3):
         assert compiled(torch.ones(1))[:2] == ("Before", "Inside")
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+class Own(torch.Tensor):
+    def __new__(cls, *args):
+        return super().__new__(cls, *args)
+
+
+class Below(Plain):
+    def __new__(cls, *args):
+        return super().__new__(cls, *args)
+
+
+@pytest.mark.parametrize("cls", [Plain, Own, Below])
+def test_subclasses_may_call_the_constructor_of_their_base(cls) -> None:
+    def build(x):
+        return type(cls([1.0, 2.0])).__name__, cls.__new__(cls, [1.0]).tolist(), x * 2
+
+    compiled = tripwire.compile(build, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(1))[:2] == (cls.__name__, [1.0])
 
 
 def test_other_threads_make_theirs() -> None:
