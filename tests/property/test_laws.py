@@ -191,6 +191,17 @@ def test_hashes_of_mocks_are_written_alike_unless_they_were_set() -> None:
     assert write(5) != write()
 
 
+def test_calls_of_mocks_are_written_but_how_often_a_hash_was_asked_for() -> None:
+    def write(ask):
+        one = MagicMock()
+        ask(one)
+        return Writer("no world").write(one)
+
+    assert write(hash) == write(lambda one: hash((one, one)))
+    assert write(lambda one: one()) != write(lambda one: (one(), one()))
+    assert write(lambda one: one.gain(1)) != write(lambda one: one.gain(2))
+
+
 @pytest.mark.parametrize("write", ["scale = 3.0", "scale = 2.0", "beside = 1"])
 def test_a_calm_program_has_no_call_but_the_first_that_misses(write) -> None:
     program = "scale = 2.0\ndef call(x, y): return x * scale\n"

@@ -29,6 +29,16 @@ _HOOKS = (  # keys: a global counter
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"),
 )
+# What a mock keeps of the calls that it got.
+_ASKED = frozenset(
+    [
+        "_mock_called",
+        "_mock_call_args",
+        "_mock_call_args_list",
+        "_mock_call_count",
+        "_mock_mock_calls",
+    ]
+)
 _DULL = frozenset(
     [
         "__module__",
@@ -221,13 +231,22 @@ def _lies(cls: type) -> bool:
 
 
 def _own(value: object) -> dict[str, Any]:
-    """What an object that lies holds; but the hash that a mock gives by default is an address."""
+    """What an object that lies holds, without what is known to differ.
+
+    The hash that a mock gives by default is an address. How often it is asked for is a known gap:
+    guards look keys up, too.
+    """
     own: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    if issubclass(type(value), NonCallableMock) and own["_mock_name"] == "__hash__":
-        given = own["_mock_return_value"]
-        if type(given) is int and given == object.__hash__(own["_mock_new_parent"]):
-            return {**own, "_mock_return_value": "by its address"}
-    return own
+    if not issubclass(type(value), NonCallableMock):
+        return own
+    calls = own["_mock_mock_calls"]
+    told = [call for call in calls if not call[0].endswith("__hash__")]
+    if own["_mock_name"] != "__hash__":
+        return {**own, "_mock_mock_calls": told}
+    given = own["_mock_return_value"]
+    by_default = type(given) is int and given == object.__hash__(own["_mock_new_parent"])
+    kept = {name: held for name, held in own.items() if name not in _ASKED}
+    return {**kept, "_mock_return_value": "by its address" if by_default else given}
 
 
 def is_close(left: Any, right: Any, share: float = 0.0) -> bool:
