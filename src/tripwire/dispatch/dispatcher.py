@@ -161,11 +161,11 @@ class Dispatcher(Followed):
                         entry.last_used = next(self._clock)
                         if form is not None and likely is not entry:
                             self._note_form(form, entry)
-                        why = None
+                        again = None
                         try:
                             return entry.run(fetched, state, args, kwargs)
-                        except RunAgain as again:
-                            why = again.__cause__
+                        except RunAgain as raised:
+                            again = raised
                         except NotYet:
                             pass
                         except OtherWay as other:
@@ -178,7 +178,7 @@ class Dispatcher(Followed):
                             self._rest_at_once(key_of(self.target, args, kwargs), changed)
                             raise
                         # Outside of `except`: what the call raises would have ours as its context.
-                        return self._run_instead(entry, args, kwargs, known, why)
+                        return self._run_instead(entry, args, kwargs, known, again)
                 result = self._miss(args, kwargs, known, probed or {})
                 if result is not _AGAIN:
                     return result
@@ -246,21 +246,32 @@ class Dispatcher(Followed):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         known: tuple[Entry, ...],
-        why: BaseException | None,
+        again: RunAgain | None,
     ) -> Any:
-        """The plain call where an entry's code gave up; without a reason, it isn't there yet."""
-        if why is None:
+        """The plain call where an entry's code gave up; or where it isn't there yet."""
+        if again is None:
             entry.hits -= 1
             return self._run_meanwhile(args, kwargs, known)
-        if isinstance(why, FormChanged):
-            return self._run_answered(entry, args, kwargs, why)
-        return self._run_again(args, kwargs, why)
+        error, answers = again.__cause__, again.answers
+        if isinstance(error, FormChanged):
+            entry.hits -= 1
+            self._tally.calls += 1
+            entry.retire_for(error)
+        if answers is None:
+            result = self._run_plainly(args, kwargs)
+        else:
+            # Not traced: what custom functions wrote can't be told from what was there before.
+            with installed(again), all_plain(), giving(answers):
+                result = self._run_plainly(args, kwargs)
+        if not isinstance(error, FormChanged):
+            self._note_failed(error)
+        return result
 
-    def _run_again(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException | None
-    ) -> Any:
-        """The plain call raises at its own line, after its own effects. If not, that is told."""
-        result = self._run_plainly(args, kwargs)
+    def _note_failed(self, error: BaseException | None) -> None:
+        """Tell of code that raised where the plain call doesn't.
+
+        What raises in plain Python too is raised there, at its own line, after its own effects.
+        """
         reason = (
             f"The code that {name_of(self.options.backend)} compiled for {self.name} raised "
             f"{type(error).__name__}: {error}. The plain call returns."
@@ -269,20 +280,6 @@ class Dispatcher(Followed):
         is_new = self._teller.warn_once("%s Its result was used.", reason)
         if is_new and error is not None and CURRENT.kept is not None:
             CURRENT.kept.note_code_failed(error)
-        return result
-
-    def _run_answered(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], changed: FormChanged
-    ) -> Any:
-        """The plain call, in which the custom functions that ran aren't run again.
-
-        It isn't traced: what these functions wrote can't be told from what was there before.
-        """
-        entry.hits -= 1
-        self._tally.calls += 1
-        entry.retire_for(changed)
-        with installed(changed), all_plain(), giving(changed.answers):
-            return self._run_plainly(args, kwargs)
 
     # --- misses ---
 

@@ -38,7 +38,15 @@ from tripwire.reading.structure import (
 )
 from tripwire.rulebook.refusals import Cause, Refused
 from tripwire.telemetry.compiles import BACKEND, FIRST_RUN
-from tripwire.tracing.answers import FormChanged, begin, can_answer, end, hands_out_numbers, has_own
+from tripwire.tracing.answers import (
+    Answers,
+    FormChanged,
+    begin,
+    can_answer,
+    end,
+    hands_out_numbers,
+    has_own,
+)
 from tripwire.tracing.modes import sample_depth
 from tripwire.tracing.result import Completion, Trace, can_repeat, is_opaque
 from tripwire.tracing.state import CURRENT
@@ -157,6 +165,14 @@ class NotYet(Exception):
 
 class RunAgain(Exception):
     """The compiled code stopped, and left no effect that a plain call would repeat."""
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        super().__init__()
+        self.answers = answers  # of the custom functions that ran, and mustn't run twice
+
+
+# What compiled code raises where nothing failed.
+_NO_ERRORS = (RunAgain, OtherWay, NotYet, _StopRecomputationError)
 
 
 class Entry:
@@ -384,13 +400,11 @@ class Entry:
         except BaseException as error:
             if self._contexts is not None:
                 self._contexts.restore(error, depth)
-            if isinstance(error, RunAgain):
-                raise
             if isinstance(error, OtherWay):
                 if saved is not None and not saved.restore():
                     raise AssertionError("what is to be undone has another form now") from error
                 raise
-            if isinstance(error, Exception) and not isinstance(error, _StopRecomputationError):
+            if isinstance(error, Exception) and not isinstance(error, _NO_ERRORS):
                 if self._can_repeat or (self._can_undo and saved is not None and saved.restore()):
                     raise RunAgain from error
             raise
@@ -415,21 +429,26 @@ class Entry:
         """Run the compiled code as far as custom functions return what they did when traced."""
         undo = self._answers
         saved = None if undo is None else undo.save(fetched + state)
-        before = begin(() if undo is None else undo.generators)
+        answers = Answers(() if undo is None else undo.generators)
+        before = begin(answers)
         try:
             tensors: tuple[torch.Tensor, ...] = call(self._runtime, fetched, state)
             return tensors
-        except FormChanged as changed:
+        except _NO_ERRORS:
+            raise
+        except Exception as error:
             if saved is not None and saved.restore():
-                raise RunAgain from changed
+                raise RunAgain(answers) from error
+            if not isinstance(error, FormChanged):
+                raise
             raise FunctionChanged(
-                f"{changed}. The call can't be made again as plain Python: it changed a large "
+                f"{error}. The call can't be made again as plain Python: it changed a large "
                 "tensor in place, or a custom function changes its arguments, returns views of "
                 "them, writes to what the call reads, or runs in a checkpoint. Later calls run as "
                 "plain Python. Return one kind of result (dtype, class, requires_grad), or call "
                 "the function outside of compiled code.",
                 slug="function-changed",
-            ) from changed
+            ) from error
         finally:
             end(before)
 

@@ -3,12 +3,13 @@
 A custom autograd function with code of its own runs on each call, so what it reads isn't watched.
 But the rest of the run may have branched on its result: a dtype, `requires_grad`, None. So each
 result is compared with the traced one (`Own`). If its *form* differs, the compiled code stops
-there, and the call is made again as plain Python. Functions that ran already don't run twice: their
-earlier answers are returned.
+there, and the call is made again as plain Python. The same happens if compiled code raises: the
+plain call writes what it writes before it raises. Functions that ran already don't run twice: what
+they returned or raised the first time is returned or raised again.
 
 That isn't possible if such a function writes to something that the run reads, changes its
 arguments, returns views of them, or runs in a checkpoint. Then its `Own` has no place among the
-answers, and another form is an error.
+answers, another form is an error, and an error is raised at once.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from tripwire.reading.tensors import iter_given, storage_of, version_of
 from tripwire.rulebook.rules import Target
+from tripwire.tracing.result import node_acts
 from tripwire.values.classes import ids_of, isinstance, name_of
 
 Form = tuple[object, ...]
@@ -31,13 +34,19 @@ Form = tuple[object, ...]
 class FormChanged(Exception):
     """A custom function returned something of another form than in the traced run."""
 
-    def __init__(self, name: str, before: Form, now: Form, answers: Answers) -> None:
+    def __init__(self, name: str, before: Form, now: Form) -> None:
         super().__init__(f"{name} returned {_spell(now)} where the traced run got {_spell(before)}")
-        self.answers = answers
+
+
+class _Raised(NamedTuple):
+    """What a function raised, and where."""
+
+    error: Exception
+    traceback: TracebackType | None
 
 
 class Answers:
-    """What the custom functions of one call returned so far, each with its place among them."""
+    """What the custom functions of one call gave so far, each with its place among them."""
 
     def __init__(self, generators: tuple[torch.Generator, ...]) -> None:
         self._generators = generators  # that the rest of the call draws from
@@ -45,18 +54,20 @@ class Answers:
         self._asked = 0
 
     def add(self, place: int, value: Any) -> None:
-        """A function returned; its place is among all calls of custom functions."""
+        """A function returned, or raised; its place is among all calls of custom functions."""
         states = [generator.get_state() for generator in self._generators]
         self._given[place] = value, states
 
     def take(self) -> tuple[Any, ...]:
-        """The answer of the function that is called now, if it has given one."""
+        """The answer of the function that is called now, if it has given one. Raises again."""
         place, self._asked = self._asked, self._asked + 1
         if place not in self._given:
             return ()
         value, states = self._given.pop(place)
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
+        if isinstance(value, _Raised):
+            raise value.error.with_traceback(value.traceback)
         return (value,)
 
 
@@ -80,6 +91,11 @@ class Own(Target):
         answers, _HERE.running = _HERE.running, None  # what runs inside has answers of its own
         try:
             value = self.call(*args, **kwargs)
+        except Exception as error:
+            if answers is not None and self.place is not None:
+                inside = error.__traceback__ and error.__traceback__.tb_next
+                answers.add(self.place, _Raised(error, inside))
+            raise
         finally:
             _HERE.running = answers
         if answers is not None:
@@ -87,7 +103,7 @@ class Own(Target):
                 answers.add(self.place, value)
             form = form_of(value)
             if form != self.form:
-                raise FormChanged(self.__name__, self.form, form, answers)
+                raise FormChanged(self.__name__, self.form, form)
         return value
 
 
@@ -123,11 +139,14 @@ def hands_out(args: Any, value: Any) -> bool:
 
 
 def can_answer(graph: fx.Graph) -> bool:
-    """Whether a call can be made again without running a custom function twice."""
-    return not any(
-        own.place is None if isinstance(own := node.target, Own) else own in ("backward", "setattr")
-        for node in graph.nodes
-    )
+    """Whether a call can be made again without running code of the user's twice."""
+    return all(_can_answer(node) for node in graph.nodes if node.op.startswith("call_"))
+
+
+def _can_answer(node: fx.Node) -> bool:
+    if isinstance(node.target, Own):
+        return node.target.place is not None
+    return not node_acts(node)
 
 
 def has_own(graph: fx.Graph) -> bool:
@@ -146,9 +165,9 @@ def _has_number(form: Any) -> bool:
     return any(isinstance(part, tuple) and _has_number(part) for part in form[1:])
 
 
-def begin(generators: tuple[torch.Generator, ...]) -> Answers | None:
+def begin(answers: Answers) -> Answers | None:
     """From now on the custom functions of this thread's compiled call are noted."""
-    before, _HERE.running = _HERE.running, Answers(generators)
+    before, _HERE.running = _HERE.running, answers
     return before
 
 

@@ -538,10 +538,20 @@ def draws(trace: Trace) -> bool:
 
 def acts(trace: Trace) -> bool:
     """Whether a graph does more than to compute, draw and write to tensors' memory."""
-    return any(
-        node.meta[FACTS].python is not None or name_of(node) in ("backward", "setattr")
-        for node in _calls_of(trace)
-    )
+    return any(map(node_acts, _calls_of(trace)))
+
+
+def node_acts(node: fx.Node) -> bool:
+    """Whether a call does so. A custom function whose code is known only computes."""
+    facts = node.meta[FACTS]
+    if facts.python is not None and (facts.opaque or not isinstance(facts.python.function, type)):
+        return True
+    return name_of(node) in ("backward", "setattr")
+
+
+def has_python(trace: Trace) -> bool:
+    """Whether a graph calls functions of the user's."""
+    return any(node.meta[FACTS].python is not None for node in _calls_of(trace))
 
 
 def _calls_of(trace: Trace) -> list[fx.Node]:

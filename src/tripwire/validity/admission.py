@@ -38,7 +38,7 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.draws import look_ahead
 from tripwire.tracing.open.opening import LARGEST_OPEN, NumberInput, Planted
-from tripwire.tracing.result import Completion, Trace, can_repeat, reads_offsets
+from tripwire.tracing.result import Completion, Trace, can_repeat, has_python, reads_offsets
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.kept import Alike, Held, Kept
 from tripwire.validity.probes import build_sounders
@@ -128,7 +128,8 @@ class Admission:
         changes = writer.constant(functools.partial(describe_changes, self._torch_state))
         same_state = spell_quickly(self._torch_state, writer.constant)
         writer.check("torch's state", same_state, "as traced", f"{changes}()")
-        if not can_repeat(self.trace):  # vmap has its own way to draw, and to write
+        # vmap has its own way to draw, to write, and to call custom functions.
+        if not can_repeat(self.trace) or has_python(self.trace):
             asked = writer.constant(is_transformed)
             writer.check("torch.func", f"not {asked}()", "no transform", "'one'")
         answers = self.completion.answers

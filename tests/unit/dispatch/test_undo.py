@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 
 import pytest
 import torch
@@ -120,6 +121,85 @@ class SwitchesGradients(Net):
         return *super().facts(), torch.is_grad_enabled()
 
 
+class Double(torch.autograd.Function):
+    """A compiler may look inside."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class CallsFunction(FailsFirst):
+    def begin(self, x):
+        super().begin(x)
+        Double.apply(x)
+
+
+class Counted(Net):
+    """A custom function notes that it ran, and draws: it mustn't run twice for one call."""
+
+    def __init__(self):
+        super().__init__()
+        ran = self.ran = []
+
+        class Noting(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, i):
+                ran.append(torch.rand(1))
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * 2, None
+
+        self.function = Noting
+
+    def forward(self, x, i):
+        y = self.function.apply(x, i)
+        self.begin(x)
+        self.write(y + torch.rand(3))
+        y = y * self.table[i]
+        self.seen.append("ended")
+        self.late.add_(2)
+        return y
+
+    def facts(self):
+        return *super().facts(), self.ran
+
+
+class FunctionRaises(Counted):
+    """The second of two custom functions raises by itself, after it noted that it ran."""
+
+    def __init__(self):
+        super().__init__()
+        ran = self.ran
+
+        class Refusing(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, i):
+                ran.append(torch.rand(1))
+                if i > 3:
+                    raise IndexError(f"no {int(i)}")
+                return x * 3
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * 3, None
+
+        self.second = Refusing
+
+    def forward(self, x, i):
+        y = self.function.apply(x, i)
+        self.total.add_(torch.rand(3))
+        y = self.second.apply(y, i)
+        self.begin(x)
+        return y
+
+
 def play(net, call):
     """What each call gave or raised, and what was there after it."""
     torch.manual_seed(0)
@@ -142,9 +222,9 @@ def check_same(wanted, got):
             assert left == right
 
 
-def check_twins(build, backend):
+def check_twins(build, backend, fullgraph=True):
     plain, net = build(), build()
-    compiled = tripwire.compile(net, backend=backend, fullgraph=True)
+    compiled = tripwire.compile(net, backend=backend, fullgraph=fullgraph)
     expected = list(play(plain, plain))
     found = list(play(net, compiled))
     for wanted, got in zip(expected, found, strict=True):
@@ -158,6 +238,23 @@ def check_twins(build, backend):
 def test_an_error_on_a_hit_leaves_what_the_plain_call_leaves(kind, backend) -> None:
     with torch.no_grad():
         check_twins(kind, backend)
+
+
+@pytest.mark.parametrize("kind", [CallsFunction, Counted, FunctionRaises])
+def test_an_error_behind_a_custom_function_leaves_what_the_plain_call_leaves(kind, backend) -> None:
+    check_twins(kind, backend, fullgraph=False)
+
+
+def test_what_a_custom_function_raises_on_a_hit_ends_at_its_own_line() -> None:
+    net = FunctionRaises()
+    compiled = tripwire.compile(net, backend="eager")
+    for _ in range(3):
+        compiled(X, GOOD)
+    with pytest.raises(IndexError, match="no 9") as raised:
+        compiled(X, BAD)
+    assert compiled.statistics().hits == 3
+    last = traceback.extract_tb(raised.tb)[-1]
+    assert last.line == 'raise IndexError(f"no {int(i)}")'
 
 
 def test_after_an_error_on_a_hit_the_grad_mode_is_that_of_the_plain_call() -> None:
