@@ -15,7 +15,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from itertools import product
 from types import CodeType
 
-from tripwire.reading.uses import Operands, Step, StepKind, Use, Uses
+from tripwire.reading.uses import Computed, Operands, Step, StepKind, Use, Uses
 from tripwire.values.classes import is_exactly, isinstance
 
 # --- names with a meaning ------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class Account:
                 tallies[name].whole = True  # a call is one too
         namespace = attributes.get("__dict__")
         if namespace is not None:
-            if namespace.whole or namespace.appended:
+            if namespace.whole or namespace.appended or Computed.KEY in namespace.stored_keys:
                 self.dynamic = self.dynamic or self.foreign_dict
                 self.opens_self = True
             stored = {k for k in namespace.stored_keys if isinstance(k, str)}

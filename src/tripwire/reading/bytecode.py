@@ -34,7 +34,7 @@ from tripwire.reading.account import (
     is_singleton,
     names_in,
 )
-from tripwire.reading.uses import Step, StepKind, Uses
+from tripwire.reading.uses import Computed, Step, StepKind, Uses
 from tripwire.values.classes import isinstance
 
 
@@ -299,8 +299,8 @@ class _Walk(Account):
     def store_subscr(self, _: int) -> None:
         key = self.pop_const()
         owner = self.pop()
-        if key is not None and isinstance(owner, Loaded):
-            owner.tally.stored_keys.add(key.value)
+        if isinstance(owner, Loaded):
+            owner.tally.stored_keys.add(Computed.KEY if key is None else key.value)
         elif owner is not None:
             owner.escape()
         name = key.value if key is not None else StackValue()  # equal to no name

@@ -42,7 +42,7 @@ from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
+from tripwire.reading.uses import Computed, Step, StepKind, Use, Uses, join, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import (
     SPECIAL,
@@ -340,7 +340,8 @@ class ReadSet:
                 use = self.use_of_container(holder.owner)
                 if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                     return None
-                return None if use.whole or use.attributes else use.keys | use.stored_keys
+                is_open = use.whole or use.attributes or Computed.KEY in use.stored_keys
+                return None if is_open else use.keys | use.stored_keys
             case _:
                 use = self.use_of_container(holder.owner)
                 if use.whole or use.keys or use.attributes or use.stored_keys:

@@ -33,7 +33,7 @@ from tripwire.reading.names import find_steps
 from tripwire.reading.reach import Reach
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Attr, Cell, Global, Item, Source
-from tripwire.reading.uses import StepKind, Use, Uses, merge
+from tripwire.reading.uses import Computed, StepKind, Use, Uses, merge
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import isinstance
@@ -161,6 +161,7 @@ def _last_of(path: Source) -> object:
 def _find_keys(holder: Holder, wanted: frozenset[Any] | None, use: Use) -> Iterator[Any]:
     """Keys of a container that are wanted, and may be stored by code that uses it so."""
     all_stored = use.appended or use.updated or use.whole or use.attributes - _ONLY_READ
+    all_stored = all_stored or Computed.KEY in use.stored_keys
     if isinstance(holder.kind, ItemsKind) and wanted is not None and not all_stored:
         yield from wanted & use.stored_keys
     elif wanted is None or wanted:

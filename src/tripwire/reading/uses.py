@@ -24,6 +24,12 @@ class StepKind(Enum):
     __hash__ = object.__hash__  # Enum's is written in Python: a step's hash 0.35 → 0.16 µs
 
 
+class Computed(Enum):
+    """Stands among stored keys for those that the code computes: `v[name] = ...`."""
+
+    KEY = "a computed key"
+
+
 # Of `a is b`, what the code names: globals, from which attributes may lead on (account.py).
 Operands = tuple[tuple[str, ...], ...]
 
@@ -45,7 +51,8 @@ class Use:
     """
 
     keys: frozenset[object] = frozenset()  # v["k"], v.get("k"), "k" in v
-    stored_keys: frozenset[object] = frozenset()  # v["k"] = ..., del v["k"]
+    # v["k"] = ..., del v["k"]; Computed.KEY for v[name] = ...
+    stored_keys: frozenset[object] = frozenset()
     attributes: frozenset[str] = frozenset()  # v.name, v.name = ..., v.method(), getattr(v, "name")
     appended: bool = False  # v.append(...) and the like, result unused
     updated: bool = False  # v += 1, v = v + 1: nothing else sees the old or the new value

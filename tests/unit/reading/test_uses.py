@@ -6,7 +6,7 @@ import types
 
 from tripwire.reading import bytecode as module
 from tripwire.reading.bytecode import find_uses
-from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
+from tripwire.reading.uses import Computed, Step, StepKind, Use, Uses, join, merge
 
 CFG = {"a": {"b": 1}}
 COUNT = 0
@@ -342,7 +342,6 @@ def test_other_uses_are_whole() -> None:
         "for k in d: pass",
         "[k for k in d]",
         "d[x]",
-        "d[x] = 1",
         "del d[x]",
         "d[1:2]",
         "d[x:]",
@@ -443,6 +442,7 @@ def test_keys_can_be_numbers_tuples_and_none() -> None:
 def test_stored_and_deleted_keys_are_no_reads() -> None:
     assert use_of_d('d["n"] = x\ndel d["m"]') == Use(stored_keys=frozenset({"n", "m"}))
     assert use_of_d('x["a"] = d["n"] = self') == Use(stored_keys=frozenset({"n"}))
+    assert use_of_d("d[x] = self") == Use(stored_keys=frozenset({Computed.KEY}))
 
 
 def test_values_that_only_grow_are_told() -> None:
