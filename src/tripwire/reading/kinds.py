@@ -29,6 +29,7 @@ from tripwire.values.contents import (
     read_slots,
     slots_of,
 )
+from tripwire.writes.patches import unhooked
 
 Held = tuple[tuple[Any, ...], tuple[Any, ...]]  # keys, and the values that they lead to
 
@@ -238,7 +239,7 @@ class NamesKind(_DictKind):
     def read(self, owner: Any) -> Held:
         get = dict.get
         found = {n: v for n in self.names if (v := get(owner, n, ABSENT)) is not ABSENT}
-        return tuple(found), tuple(found.values())
+        return tuple(found), tuple(map(unhooked, found.values()))
 
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, key) if self.module is None else Global(self.module, key)

@@ -575,7 +575,7 @@ class Reach(Meeting):
         if taken.library is None:
             self.holders.remember(space, NamesKind(new), path, True)
             for name in sorted(new & space.keys()):
-                yield space[name], Attr(path, name)
+                yield unhooked(space[name]), Attr(path, name)
             return
         present = self.holders.add_names(taken.library, new)
         for name in sorted(new & self._passed.keys()):

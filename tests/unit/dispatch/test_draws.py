@@ -343,6 +343,7 @@ OF_NUMPY: dict[str, tuple[str, str, int]] = {
         "np.random.rand = (lambda: 0.25) if i in (10, 11) else REAL",
         4,
     ),
+    "drawn by a helper": ("return mixed(x)", "", 18),
     # What can't be repeated stays as it is.
     "an array": ("return x * torch.tensor(np.random.rand(2))", "", 0),
     "an order": ("return x[torch.tensor(np.random.permutation(2))]", "", 0),
@@ -375,6 +376,10 @@ class Noisy(torch.autograd.Function):
     def forward(ctx, x): return x * np.random.rand()
     @staticmethod
     def backward(ctx, g): return g
+
+def mixed(x):
+    part = np.random.beta(0.4, 0.4)
+    return x * part + W * (1 - part)
 
 def call(x):
     {body}
