@@ -57,6 +57,7 @@ _COPIED = words("dropout")
 OF_CLASSES = words("isinstance issubclass type __class__")
 # What torch's symbols answer otherwise than the numbers that they stand for.
 _OF_NUMBERS = words("int round trunc format") | OF_CLASSES
+_OF_TENSORS_TOO = words("int round trunc type")  # methods that numbers don't have
 # Where torch's functions compute and nothing else; others seed generators and set defaults.
 _COMPUTING = words(
     "torch.functional torch.nn.functional torch.nn.modules.utils torch._jit_internal "
@@ -96,11 +97,23 @@ def computes_with_symbols(cls: Any, forward: Functions) -> bool:
     """Whether its code does with torch's symbols what it does with numbers."""
     backward = _find_all({cls.backward: None}, frozenset()) or ()  # else no compiler sees it
     codes = [code for f in (*forward, *backward) for code in all_codes(f.__code__)]
-    return not any(
-        _OF_NUMBERS.intersection(code.co_names)
-        or any(step.opname.startswith("FORMAT") for step in find_steps(code))
-        for code in codes
-    )
+    return not any(map(_asks_numbers, codes))
+
+
+def _asks_numbers(code: CodeType) -> bool:
+    """Whether torch's symbols may answer a code otherwise: `round(n)`; not so `torch.round(x)`."""
+    owner: object = None  # the global on top of the stack
+    for step in find_steps(code):
+        name, is_global = step.argval, step.opname == "LOAD_GLOBAL"
+        if step.opname.startswith("FORMAT"):
+            return True
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name in _OF_TENSORS_TOO:
+            if name == "trunc" and owner not in (None, "torch"):  # `math.trunc(n)`
+                return True
+        elif step.opname.startswith("LOAD_") and name in _OF_NUMBERS:
+            return True
+        owner = name if is_global else None
+    return False
 
 
 def find_names(functions: Functions) -> set[tuple[int, str]]:

@@ -183,6 +183,29 @@ def test_an_annealed_attribute_stays_open(backend) -> None:
     assert compiled.statistics().traces <= 3
 
 
+class Quantized(Function):
+    """It rounds tensors; numbers are only computed with."""
+
+    @staticmethod
+    def forward(ctx, x, scale, low, high):
+        steps = torch.round(x / scale)
+        ctx.save_for_backward((steps >= low) & (steps <= high))
+        return steps.trunc().clamp(low, high).type(x.dtype) * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        (inside,) = ctx.saved_tensors
+        return g * inside.int(), None, None, None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_rounds_tensors_gets_open_numbers(backend) -> None:
+    def run(x, high):
+        return Quantized.apply(x, x.detach().abs().max() / high, -high - 1, high)
+
+    check(run, [(4, high) for high in (127, 63, 31, 15, 7, 3, 127)], traces=2, backend=backend)
+
+
 def rounded(n):
     return round(n, -1)
 
@@ -222,6 +245,16 @@ class Halved(Function):
         return g, None
 
 
+class Truncated(Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        return x * math.trunc(-n / 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
 class OfNumbers(Function):
     @staticmethod
     def forward(ctx, x, n):
@@ -243,7 +276,7 @@ class OfTexts(Function):
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
-@pytest.mark.parametrize("function", [Rounded, RoundedLater, Halved, OfNumbers, OfTexts])
+@pytest.mark.parametrize("function", [Rounded, RoundedLater, Halved, Truncated, OfNumbers, OfTexts])
 def test_code_that_torchs_symbols_answer_otherwise_gets_numbers(function, backend) -> None:
     calls = [(4, n) for n in (3, 2, 12, 1, 17, 7, -1)]
     check(lambda x, n: function.apply(x.sin(), n), calls, traces=7, hits=0, backend=backend)
