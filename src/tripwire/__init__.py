@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         TripwireError,
         WrongResult,
     )
-    from tripwire.explain import explain, preview
+    from tripwire.explaining import explain, preview
     from tripwire.recording.capture.failures import record_last
     from tripwire.recording.capture.record import (
         DummyModule,
@@ -110,7 +110,7 @@ _HOME = {
     "tripwire.backends.registry": ("list_backends",),
     "tripwire.dispatch.compiled": ("statistics",),
     "tripwire.dispatch.telling": ("reset",),
-    "tripwire.explain": ("explain", "preview"),
+    "tripwire.explaining": ("explain", "preview"),
     "tripwire.recording.capture.failures": ("record_last",),
     "tripwire.recording.capture.record": (
         "DummyModule",

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from support import run_python
 
+import tripwire
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tripwire"
 
@@ -36,7 +38,7 @@ LAYERS = [
     {"tracing"},
     {"validity", "backends"},
     {"dispatch"},
-    {"explain", "auditing", "report", "recording.format"},
+    {"explaining", "auditing", "report", "recording.format"},
     {"recording.capture"},
     {"api", "recording.replay", "running", "doctor"},
     {"cli"},
@@ -103,6 +105,11 @@ def test_imports_within_a_package_make_no_circle() -> None:
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
+def test_no_public_name_is_a_modules_name() -> None:
+    """The import of such a module would put it in the place of the function."""
+    assert not modules().keys() & set(tripwire.__all__)
+
+
 def test_what_a_users_value_is_is_asked_of_its_type_alone() -> None:
     """The builtin `isinstance` asks `__class__`, which a mock or a proxy answers with a lie."""
     rooms = [
@@ -113,7 +120,7 @@ def test_what_a_users_value_is_is_asked_of_its_type_alone() -> None:
         "validity",
         "backends",
         "dispatch",
-        "explain",
+        "explaining",
         "auditing",
         "api",
     ]
