@@ -130,6 +130,22 @@ class CompiledModule:
             return super().__getattr__("_orig_mod")  # type: ignore[misc,no-any-return]
         return dispatcher.target  # type: ignore[return-value]
 
+    def __setattr__(self, name: str, value: object) -> None:
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            super().__setattr__(name, value)
+        elif name != "_orig_mod":
+            setattr(dispatcher.target, name, value)  # whoever watches it is told who wrote
+        elif value is not dispatcher.target:  # nn.Module would make it a submodule
+            raise AttributeError("_orig_mod stays what was compiled. Compile the other module.")
+
+    def __delattr__(self, name: str) -> None:
+        dispatcher = find_dispatcher(self)
+        if dispatcher is None:
+            super().__delattr__(name)
+        else:
+            delattr(dispatcher.target, name)
+
     def statistics(self) -> Statistics:
         """What the compiled module did so far."""
         return statistics(self)
@@ -198,7 +214,10 @@ def statistics(compiled: Any) -> Statistics:
 
 
 def compile_callable(target: Any, name: str, options: Options) -> Any:
-    """The compiled form of a function, a module or a class."""
+    """The compiled form of a function, a module or a class; of what is compiled, the original's."""
+    known = find_dispatcher(target)
+    if known is not None:
+        target = known.target
     if isinstance(target, nn.Module):
         return compile_module(target, name, options)
     if isinstance(target, type):

@@ -129,6 +129,29 @@ def test_orig_mod_is_the_original() -> None:
     assert compiled._orig_mod.inner is compiled.inner
 
 
+def test_orig_mod_can_be_set_to_what_it_is_and_to_nothing_else() -> None:
+    net = Net()
+    compiled = compile_eager(net)
+    compiled._orig_mod = net
+    with pytest.raises(AttributeError, match="_orig_mod"):
+        compiled._orig_mod = Net()
+    assert [name for name, _ in net.named_modules()] == ["", "inner"]
+    compiled.scale = 3.0
+    assert net.scale == 3.0
+
+
+@pytest.mark.parametrize("target", [Net(), plus], ids=["module", "function"])
+def test_what_is_compiled_is_compiled_again_with_the_options_of_now(target) -> None:
+    first = compile_eager(target)
+    first(X)
+    again = compile_eager(first, fullgraph=True)
+    for _ in range(3):
+        assert torch.equal(again(X), target(X))
+    assert (again.statistics().traces, again.statistics().hits) == (1, 2)
+    assert first.statistics().calls == 1
+    assert again._dispatcher.target is target if target is plus else again._orig_mod is target
+
+
 def test_a_slice_of_a_compiled_sequential_has_no_original() -> None:
     part = compile_eager(nn.Sequential(nn.ReLU(), nn.Tanh()))[:1]
     assert not hasattr(part, "_orig_mod")

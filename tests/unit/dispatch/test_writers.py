@@ -274,6 +274,14 @@ def an_attribute_of_a_module():
 
 
 @row(ALWAYS)
+def an_attribute_through_the_compiled_module():
+    net = Net()
+    compiled = tripwire.compile(net, dynamic=False)
+    yield compiled
+    yield setattr(compiled, "scale", 3.0)
+
+
+@row(ALWAYS)
 def a_parameter():
     net = Net()
     yield net
@@ -389,6 +397,7 @@ def test_a_retirement_names_the_line_that_wrote_or_nobody(name) -> None:
     steps = program()
     plain = next(steps)
     compiled = tripwire.compile(plain, dynamic=False)
+    plain = getattr(plain, "_orig_mod", plain)
     for _ in range(2):
         check_same(plain(X), compiled(X))
     next(steps)
