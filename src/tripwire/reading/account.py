@@ -83,7 +83,7 @@ def names_in(constant: object) -> Iterator[str]:
 # --- values on the stack -------------------------------------------------------------------------
 
 
-class _Tally:
+class _UseDraft:
     """A `Use` while it is being counted."""
 
     __slots__ = (
@@ -157,7 +157,7 @@ class Loaded(StackValue):
     __slots__ = ("kind", "name", "owner", "tally")
 
     def __init__(
-        self, kind: StepKind, name: object, tally: _Tally, owner: StackValue | None
+        self, kind: StepKind, name: object, tally: _UseDraft, owner: StackValue | None
     ) -> None:
         self.kind = kind
         self.name = name
@@ -241,7 +241,7 @@ class Account:
         self.shared = frozenset((*code.co_cellvars, *code.co_freevars))
         self.at = 0  # offset of the instruction
         self.stack: list[StackValue | None] = []
-        self.tallies: dict[StepKind, dict[object, _Tally]] = {kind: {} for kind in StepKind}
+        self.tallies: dict[StepKind, dict[object, _UseDraft]] = {kind: {} for kind in StepKind}
         self.attributes: dict[str, int] = {}  # name → offset
         self.globals: dict[str, int] = {}
         self.stored_attributes: set[str] = set()
@@ -300,11 +300,11 @@ class Account:
     def give_up(self, _: int = 0) -> None:
         self.drop(len(self.stack))
 
-    def tally(self, kind: StepKind, name: object) -> _Tally:
+    def tally(self, kind: StepKind, name: object) -> _UseDraft:
         tallies = self.tallies[kind]
         found = tallies.get(name)
         if found is None:
-            found = tallies[name] = _Tally()
+            found = tallies[name] = _UseDraft()
         return found
 
     def refuse(self, name: str, at: int) -> None:

@@ -44,7 +44,7 @@ def find_uses(code: CodeType) -> Uses:
     if found is None:
         if len(_found) >= 65_536:  # a program that makes code without end
             _found.clear()
-        found = _found[id(code)] = (_Walk(code).run(), code)
+        found = _found[id(code)] = (_Pass(code).run(), code)
     return found[0]
 
 
@@ -78,7 +78,7 @@ def _find_variable(value: StackValue | None) -> Step | None:
     return None
 
 
-class _Walk(Account):
+class _Pass(Account):
     """One pass over a code object's instructions."""
 
     def __init__(self, code: CodeType) -> None:
@@ -485,14 +485,14 @@ def _escape(*values: StackValue | None) -> None:
 
 # --- instructions --------------------------------------------------------------------------------
 
-_CarryOut = Callable[[_Walk, int], None]
+_CarryOut = Callable[[_Pass, int], None]
 
 
 def _plain(pops: int, pushes: int) -> _CarryOut:
     """An instruction that uses as a whole what it takes."""
     pushed = [None] * pushes
 
-    def carry_out(walk: _Walk, _: int) -> None:
+    def carry_out(walk: _Pass, _: int) -> None:
         walk.drop(pops)
         walk.stack += pushed
 
@@ -502,73 +502,32 @@ def _plain(pops: int, pushes: int) -> _CarryOut:
 def _counted(pops: Callable[[int], int]) -> _CarryOut:
     """An instruction whose argument tells how many values it turns into one."""
 
-    def carry_out(walk: _Walk, argument: int) -> None:
+    def carry_out(walk: _Pass, argument: int) -> None:
         walk.drop(pops(argument))
         walk.stack.append(None)
 
     return carry_out
 
 
-def _unpack_sequence(walk: _Walk, count: int) -> None:
+def _unpack_sequence(walk: _Pass, count: int) -> None:
     walk.drop(1)
     walk.stack += [None] * count
 
 
-def _unpack_ex(walk: _Walk, counts: int) -> None:
+def _unpack_ex(walk: _Pass, counts: int) -> None:
     walk.drop(1)
     walk.stack += [None] * ((counts & 0xFF) + 1 + (counts >> 8))
 
 
-# Of Python 3.11 to 3.14. An instruction that isn't here makes the walk give up, which loses
-# precision but no name: all that carry one are here.
+# Of Python 3.11 to 3.14: instructions that no method of the pass is named after. One that has
+# neither makes the pass give up, which loses precision but no name: all that carry one are here.
 _BY_NAME: dict[str, _CarryOut] = {
-    "LOAD_CONST": _Walk.load_const,
-    "LOAD_SMALL_INT": _Walk.load_small_int,
-    "LOAD_COMMON_CONSTANT": _Walk.load_common_constant,
-    "RETURN_CONST": _Walk.return_const,
-    "PUSH_NULL": _Walk.push_null,
-    "LOAD_FAST": _Walk.load_fast,
-    "LOAD_FAST_CHECK": _Walk.load_fast,
-    "LOAD_FAST_BORROW": _Walk.load_fast,
-    "LOAD_FAST_LOAD_FAST": _Walk.load_fast_load_fast,
-    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _Walk.load_fast_load_fast,
-    "LOAD_CLOSURE": _Walk.load_closure,
-    "STORE_FAST": _Walk.store_fast,
-    "STORE_FAST_LOAD_FAST": _Walk.store_fast_load_fast,
-    "STORE_FAST_STORE_FAST": _Walk.store_fast_store_fast,
-    "LOAD_DEREF": _Walk.load_deref,
-    "LOAD_CLASSDEREF": _Walk.load_deref,
-    "LOAD_FROM_DICT_OR_DEREF": _Walk.load_from_dict_or_deref,
-    "STORE_DEREF": _Walk.store_deref,
-    "LOAD_NAME": _Walk.load_name,
-    "LOAD_GLOBAL": _Walk.load_global,
-    "LOAD_FROM_DICT_OR_GLOBALS": _Walk.load_from_dict_or_globals,
-    "STORE_NAME": _Walk.store_name,
-    "STORE_GLOBAL": _Walk.store_name,
-    "DELETE_NAME": _Walk.delete_name,
-    "DELETE_GLOBAL": _Walk.delete_name,
-    "LOAD_ATTR": _Walk.load_attr,
-    "LOAD_METHOD": _Walk.load_method,
-    "LOAD_SUPER_ATTR": _Walk.load_super_attr,
-    "STORE_ATTR": _Walk.store_attr,
-    "DELETE_ATTR": _Walk.delete_attr,
-    "IMPORT_NAME": _Walk.import_name,
-    "IMPORT_FROM": _Walk.import_from,
-    "IMPORT_STAR": _Walk.import_star,
-    "CALL_INTRINSIC_1": _Walk.call_intrinsic_1,
-    "MATCH_CLASS": _Walk.match_class,
-    "BINARY_SUBSCR": _Walk.binary_subscr,
-    "STORE_SUBSCR": _Walk.store_subscr,
-    "DELETE_SUBSCR": _Walk.delete_subscr,
-    "CONTAINS_OP": _Walk.contains_op,
-    "IS_OP": _Walk.is_op,
-    "BINARY_OP": _Walk.binary_op,
-    "POP_TOP": _Walk.pop_top,
-    "COPY": _Walk.copy,
-    "SWAP": _Walk.swap,
-    "KW_NAMES": _Walk.kw_names,
-    "CALL": _Walk.call,
-    "CALL_KW": _Walk.call_kw,
+    "LOAD_FAST_CHECK": _Pass.load_fast,
+    "LOAD_FAST_BORROW": _Pass.load_fast,
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": _Pass.load_fast_load_fast,
+    "LOAD_CLASSDEREF": _Pass.load_deref,
+    "STORE_GLOBAL": _Pass.store_name,
+    "DELETE_GLOBAL": _Pass.delete_name,
     "CALL_FUNCTION_EX": _counted(lambda flags: 3 + (_ALWAYS_KEYWORDS or flags & 1)),
     "BUILD_INTERPOLATION": _counted(lambda flags: 2 + (flags & 1)),
     "BUILD_MAP": _counted(lambda count: 2 * count),
@@ -599,8 +558,9 @@ for _names, _carry_out in {
 
 def _find_carry_out(name: str, opcode: int) -> _CarryOut:
     if opcode in dis.hasjrel:
-        return _Walk.give_up if "BACKWARD" in name else _Walk.jump
-    return _BY_NAME.get(name, _Walk.give_up)
+        return _Pass.give_up if "BACKWARD" in name else _Pass.jump
+    named: _CarryOut = getattr(_Pass, name.lower(), _Pass.give_up)
+    return _BY_NAME.get(name, named)
 
 
 _CARRY_OUT = [_find_carry_out(name, opcode) for opcode, name in enumerate(dis.opname[:256])]
