@@ -24,7 +24,7 @@ from tripwire.errors import TripwireError
 from tripwire.recording.format.manifest import Outcome, escape, printable
 
 
-class _Group(click.Group):
+class _Commands(click.Group):
     """Errors of tripwire's own are a line, not a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -50,7 +50,7 @@ class _Trouble(click.ClickException):
     exit_code = 2
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Commands)
 @click.version_option(package_name="tripwire")
 def main() -> None:
     """Run scripts with tripwire, read its logs, and show and replay recorded calls."""

@@ -176,7 +176,7 @@ def _without_effects(monkeypatch: MonkeyPatch) -> None:
 
 def _without_hooks(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "HOOK_TABLES", ())
-    monkeypatch.setattr(plan._Planner, "_watch_tables", _never)
+    monkeypatch.setattr(plan._PlanBuilder, "_watch_tables", _never)
 
 
 def _reading_early(monkeypatch: MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ FAULTS = (
         "wires",
         _without_wires(lambda kind: isinstance(kind, kinds.NamesKind) and kind.module is not None),
     ),
-    Fault("globals", "absences", _without_method(plan._Planner, "_watch_builtins")),
+    Fault("globals", "absences", _without_method(plan._PlanBuilder, "_watch_builtins")),
     Fault("cells, defaults, code", "cells", _without_pulled(kinds.CellsKind)),
     Fault(
         "cells, defaults, code",
@@ -259,7 +259,7 @@ FAULTS = (
     Fault("torch's state", "inference mode", _without_torch_flag("inference mode")),
     Fault("torch's state", "autocast", _without_torch_flag("autocast")),
     Fault("torch's state", "default dtype", _without_torch_flag("default dtype")),
-    Fault("environment", "wires", _without_method(plan._Planner, "_watch_environment")),
+    Fault("environment", "wires", _without_method(plan._PlanBuilder, "_watch_environment")),
     Fault("environment", "context variables", _without_pulled(kinds.ContextKind)),
     Fault("environment", "caches of functions", _without_pulled(kinds.MemoKind)),
     Fault("environment", "a thread's own", _without_pulled(kinds.ThreadLocalKind)),

@@ -269,9 +269,9 @@ def test_the_architecture_has_every_package_in_the_order_of_its_layers() -> None
 
 def test_no_two_classes_have_one_name() -> None:
     names = [
-        node.name
+        node.name.lstrip("_")
         for path in modules().values()
-        for node in ast.parse(path.read_text()).body
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     ]
     assert len(names) == len(set(names))

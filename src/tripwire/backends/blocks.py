@@ -36,7 +36,7 @@ _KEEP_PLACE = words(
 _PERIODS = 8  # the most frequent distances between like nodes are tried
 
 
-class _Row(NamedTuple):
+class _Period(NamedTuple):
     """Nodes that are like those one period before: from `begin` to `end`."""
 
     begin: int
@@ -115,7 +115,7 @@ def _is_ordinary(meta: TensorMeta) -> bool:
     return not meta.requires_grad and not meta.dtype.is_complex
 
 
-def _find_row(likes: Sequence[Hashable]) -> _Row | None:
+def _find_row(likes: Sequence[Hashable]) -> _Period | None:
     """The row that saves most."""
     last: dict[Hashable, int] = {}
     distances: Counter[int] = Counter()
@@ -129,16 +129,16 @@ def _find_row(likes: Sequence[Hashable]) -> _Row | None:
     return max(rows, key=lambda row: row.saved, default=None)
 
 
-def _find_rows(likes: Sequence[Hashable], period: int) -> Iterator[_Row]:
+def _find_rows(likes: Sequence[Hashable], period: int) -> Iterator[_Period]:
     begin = 0
     for end in range(period, len(likes) + 1):
         if end == len(likes) or likes[end] != likes[end - period]:
             if end - begin >= LEAST_BLOCKS * period:
-                yield _Row(begin, end, period)
+                yield _Period(begin, end, period)
             begin = end - period + 1
 
 
-def _find_cut(nodes: Sequence[fx.Node], row: _Row) -> int | None:
+def _find_cut(nodes: Sequence[fx.Node], row: _Period) -> int | None:
     """Where blocks begin: before a product, with as few values as possible handed on."""
     last = row.end - LEAST_BLOCKS * row.period
     cuts = [

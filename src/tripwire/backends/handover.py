@@ -389,11 +389,11 @@ _leaving_generators = Patches(_find_keepers)
 # --- rounds of CUDA graphs ---
 
 
-class _Thread(threading.local):
+class _Rounds(threading.local):
     in_round = False
 
 
-_THREAD = _Thread()
+_THREAD = _Rounds()
 
 
 @contextmanager

@@ -324,7 +324,7 @@ class Regions:
     """The checkpointed regions in which calls of one callable run as plain Python."""
 
     def __init__(self) -> None:
-        self.open: set[_Region] = set()
+        self.open: set[_PlainRegion] = set()
 
     def is_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether checkpointed code of this thread runs as it ran before."""
@@ -351,7 +351,7 @@ class Regions:
         recompute = frame.recompute_fn
 
         def recompute_plainly(*args: Any) -> None:
-            region = _Region(lambda: False, entries)
+            region = _PlainRegion(lambda: False, entries)
             regions.add(region)
             try:
                 recompute(*args)
@@ -359,10 +359,10 @@ class Regions:
                 regions.discard(region)
 
         frame.recompute_fn = recompute_plainly
-        regions.add(_Region(is_over))
+        regions.add(_PlainRegion(is_over))
 
 
-class _Region:
+class _PlainRegion:
     """Checkpointed code in which a call ran plainly: that call and all later ones are plain.
 
     While it runs again, calls before that one are recognised by the entries that admitted them.

@@ -92,7 +92,7 @@ class Variation:
         self._ranges: dict[Place, Range] = {}  # of dims that are marked
         self._sizes: set[int] = set()  # of dims that vary
         self._varying: set[str] = set()  # numbers
-        self._world: dict[Spot, _Held] = {}  # numbers that it holds
+        self._world: dict[Spot, _HeldNumber] = {}  # numbers that it holds
         self._moving: set[Spot] = set()  # those of them that vary
         self._fixed: set[Spot] = set()  # those that a run had to close
         self.fixing: set[str] = set()  # calls of these names fix a float behind a compiler
@@ -462,7 +462,7 @@ class _Closing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldNumber:
     """A number that something of the world holds."""
 
     path: Source | None  # of what holds it
@@ -472,12 +472,12 @@ class _Held:
     value: object  # as a trace found it
 
 
-def _hold(holder: Holder, key: Any, value: object) -> _Held:
+def _hold(holder: Holder, key: Any, value: object) -> _HeldNumber:
     if isinstance(holder.kind, (ItemsKind, ElementsKind)):  # nothing refers to these weakly
         find = functools.partial(_find, holder.path)
-        return _Held(holder.path, find, holder.kind, key, value)
+        return _HeldNumber(holder.path, find, holder.kind, key, value)
     refer = refer_to(holder.owner)
-    return _Held(holder.path, lambda roots: refer(), holder.kind, key, value)
+    return _HeldNumber(holder.path, lambda roots: refer(), holder.kind, key, value)
 
 
 def _iter_items(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:

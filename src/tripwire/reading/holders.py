@@ -150,7 +150,7 @@ _LONGEST = 64  # list whose numbers are looked at one by one
 _OF_LIBRARIES = (LibraryClassKind, LibraryNamesKind)
 
 
-class _Planted(NamedTuple):
+class _PlantedNumber(NamedTuple):
     """An open number in the place of a plain one, or a tuple of some, while the run goes on."""
 
     holder: Holder
@@ -182,7 +182,7 @@ class Holders:
         self.all: list[Holder] = []
         # Gives an open number, or a tuple of some, for what a holder has under a key; or None.
         self.open_number: Callable[[Holder, Any, Any], object] | None = None
-        self._planted: dict[tuple[int, Any], _Planted] = {}  # open numbers, by spot
+        self._planted: dict[tuple[int, Any], _PlantedNumber] = {}  # open numbers, by spot
         self.planted: list[tuple[Holder, Any]] = []  # all that lead to one, and by which key
         self._spaces: dict[int, tuple[object, object]] | None = None
         self._switches = count_switches()
@@ -256,7 +256,7 @@ class Holders:
             if spot not in self._planted and self.open_number is not None:
                 number = self.open_number(holder, key, value)
                 if number is not None and self._swap(holder, key, value, number):
-                    self._planted[spot] = _Planted(holder, key, number, value)
+                    self._planted[spot] = _PlantedNumber(holder, key, number, value)
             if spot in self._planted:
                 self.planted.append((holder, key))
 
@@ -303,7 +303,7 @@ class Holders:
         for spot, (holder, key, number, plain) in self._planted.items():
             if number is not None:
                 self._swap(holder, key, number, plain)
-            self._planted[spot] = _Planted(holder, key, None, plain)  # the number may die now
+            self._planted[spot] = _PlantedNumber(holder, key, None, plain)  # the number may die now
 
     def _keep(self, values: tuple[object, ...]) -> tuple[object, ...]:
         """What to keep so that identities tell values apart.

@@ -159,7 +159,7 @@ _MACHINERY = ("threading", "_thread", "concurrent", "asyncio", "multiprocessing"
 Reached = Iterator[tuple[object, Source]]
 
 
-class _Class(NamedTuple):
+class _ClassFacts(NamedTuple):
     """What is asked of a class for each of its objects: a model has few classes."""
 
     can_be_read: bool
@@ -180,7 +180,7 @@ class Meeting(ABC):
         self._hashes_by_code = False  # a class was met that may compare itself with such a member
         self._entered: set[int] = set()  # functions whose cells and defaults are known
         self._walked: set[int] = set()  # classes
-        self._known: dict[int, _Class] = {}  # by identity
+        self._known: dict[int, _ClassFacts] = {}  # by identity
         self._watched: set[int] = set()  # classes through which lookups are told
         self._looks_unseen = False  # a class answers itself, or was met after the run
         self._is_over = False
@@ -472,11 +472,11 @@ class Meeting(ABC):
         for value, step in children_of(holder):
             self.walk(value, step, anchored)
 
-    def _know(self, cls: type) -> _Class:
+    def _know(self, cls: type) -> _ClassFacts:
         known = self._known.get(id(cls))
         if known is None:
             self._alive.append(cls)
-            known = self._known[id(cls)] = _Class(can_be_read(cls), bool(slots_of(cls)))
+            known = self._known[id(cls)] = _ClassFacts(can_be_read(cls), bool(slots_of(cls)))
         return known
 
     # --- containers ---

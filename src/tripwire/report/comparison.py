@@ -313,7 +313,7 @@ def _build_graph(pieces: list[bytes]) -> Graph:
     return whole
 
 
-class _Change(NamedTuple):
+class _ChangedNode(NamedTuple):
     """A node that came, went or differs, by its number in either graph."""
 
     kind: str
@@ -322,7 +322,7 @@ class _Change(NamedTuple):
     then: int = -1
 
 
-def _compare_nodes(after: Graph, before: Graph) -> tuple[list[_Change], dict[str, str]]:
+def _compare_nodes(after: Graph, before: Graph) -> tuple[list[_ChangedNode], dict[str, str]]:
     """What differs, by scope; and the names that nodes had before, by those of now."""
     now, then = _by_scope(after), _by_scope(before)
     order = {scope: number for number, scope in enumerate(dict.fromkeys([*now, *then]))}
@@ -331,18 +331,18 @@ def _compare_nodes(after: Graph, before: Graph) -> tuple[list[_Change], dict[str
         _pair_nodes(after, before, now.get(scope, []), then.get(scope, []), pairs)
     gone = set(range(len(before.nodes))) - set(pairs.values())
     changes = [
-        _Change("added", after.scopes[node.scope], number)
+        _ChangedNode("added", after.scopes[node.scope], number)
         for number, node in enumerate(after.nodes)
         if number not in pairs
     ]
     for number in sorted(gone):
         scope = before.scopes[before.nodes[number].scope]
-        changes.append(_Change("removed", scope, then=number))
+        changes.append(_ChangedNode("removed", scope, then=number))
     became = {after.nodes[n].name: before.nodes[other].name for n, other in pairs.items()}
     for number, other in pairs.items():
         node = after.nodes[number]
         if _tell_difference(node, before.nodes[other], became):
-            changes.append(_Change("changed", after.scopes[node.scope], number, other))
+            changes.append(_ChangedNode("changed", after.scopes[node.scope], number, other))
     return sorted(changes, key=lambda change: order[change.scope]), became
 
 
@@ -395,7 +395,9 @@ def _tell_difference(node: NodeRow, other: NodeRow, names: dict[str, str]) -> st
     return "; ".join(parts)
 
 
-def _tell_node(change: _Change, after: Graph, before: Graph, names: dict[str, str]) -> NodeChange:
+def _tell_node(
+    change: _ChangedNode, after: Graph, before: Graph, names: dict[str, str]
+) -> NodeChange:
     graph, number = (before, change.then) if change.now < 0 else (after, change.now)
     node = graph.nodes[number]
     place: UserLine = graph.places[node.place]

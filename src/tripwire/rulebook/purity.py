@@ -139,7 +139,7 @@ _Verdict = Refuse | _ForUsers | None  # a reason goes on after the function's na
 
 
 @dataclass(frozen=True, slots=True)
-class _Module:
+class _ModuleRules:
     """What a module's functions and classes do; a class's entry holds for its methods."""
 
     otherwise: _Verdict
@@ -152,12 +152,14 @@ class _Module:
         return self.listed.get(name.partition(".")[0], self.otherwise)
 
 
-def _module(otherwise: _Verdict, *listed: tuple[_Verdict, str]) -> _Module:
-    return _Module(otherwise, {name: verdict for verdict, text in listed for name in text.split()})
+def _module(otherwise: _Verdict, *listed: tuple[_Verdict, str]) -> _ModuleRules:
+    return _ModuleRules(
+        otherwise, {name: verdict for verdict, text in listed for name in text.split()}
+    )
 
 
-def _modules(verdict: _Verdict, names: str) -> dict[str, _Module]:
-    return dict.fromkeys(names.split(), _Module(verdict))
+def _modules(verdict: _Verdict, names: str) -> dict[str, _ModuleRules]:
+    return dict.fromkeys(names.split(), _ModuleRules(verdict))
 
 
 _IN_POSIX = _module(
@@ -183,7 +185,7 @@ def _find_setters() -> str:
 
 # By the module that a function or its class says it is from; a package's entry holds for what
 # is below it.
-_TABLE: dict[str, _Module] = {
+_TABLE: dict[str, _ModuleRules] = {
     **_modules(
         None,
         "math cmath _operator operator itertools _functools functools _collections "

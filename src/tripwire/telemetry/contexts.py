@@ -291,13 +291,13 @@ def remove_listener(listener: Listener) -> None:
         _listeners = tuple(kept for kept in _listeners if kept != listener)
 
 
-class _Contexts(threading.local):
+class _ThreadContexts(threading.local):
     def __init__(self) -> None:
         self.compile = MetricsContext(record_compilation_metrics, FIELDS)
         self.runtime = RuntimeMetricsContext(record_compilation_metrics)
 
 
-_contexts = _Contexts()
+_contexts = _ThreadContexts()
 
 
 def get_metrics_context() -> MetricsContext:

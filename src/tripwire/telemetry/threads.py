@@ -95,7 +95,7 @@ class ThreadState:
         return next((e for e in reversed(self.stack) if e.name == name), None)
 
 
-class _Local(threading.local):
+class _LocalState(threading.local):
     def __init__(self) -> None:
         self.state = ThreadState()
         with _lock:
@@ -106,7 +106,7 @@ _lock = make_lock()
 _states: list[ThreadState] = []
 _left_totals: dict[str, Total] = {}  # of threads that are gone
 _left_counts: dict[str, dict[str, int]] = {}
-local = _Local()
+local = _LocalState()
 
 
 def merge_totals() -> dict[str, Total]:

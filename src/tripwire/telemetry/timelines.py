@@ -74,7 +74,7 @@ def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
 def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
     """Events of the Chrome format, in microseconds since `begin_ns` of the calendar."""
     seen: set[str] = set()
-    lanes: dict[tuple[str, int], _Lane] = {}
+    lanes: dict[tuple[str, int], _ThreadSpans] = {}
     allowance = Allowance(reader)
     for logged in reader:
         process, event = logged
@@ -91,7 +91,7 @@ def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
                 lane = lanes.get((process.token, tid))
                 if lane is None:
                     _pay(allowance, _THREAD + getsizeof(process.token), "threads")
-                    lane = lanes[process.token, tid] = _Lane()
+                    lane = lanes[process.token, tid] = _ThreadSpans()
                 before = lane.depths
                 start, end = lane.place(ns, ns + event.duration_ns, event.depth)
                 _pay(allowance, _DEPTH * (lane.depths - before), "depths of spans")
@@ -119,7 +119,7 @@ def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
                     )
 
 
-class _Lane:
+class _ThreadSpans:
     """One thread. Spans come in the order of their ends, each after those inside it."""
 
     __slots__ = ("_latest",)

@@ -112,7 +112,7 @@ def build_plan(
     try:
         gc.disable()  # arming makes thousands of objects that stay: it would look at them in vain
         with PLAN:
-            planner = _Planner(trace, completion)
+            planner = _PlanBuilder(trace, completion)
             held, fetched = planner.find_inputs()
             keeper = planner.find_keeper()
             dicts, objects, watched = planner.find_wires(held, keeper, standing.on_death)
@@ -166,7 +166,7 @@ def _decide(trace: Trace, crosses: bool) -> tuple[Probe | None, Ways | None]:
     return probe, lay_crossings(trace, choice.list_places(), done)
 
 
-class _Planner:
+class _PlanBuilder:
     def __init__(self, trace: Trace, completion: Completion) -> None:
         self.trace = trace
         self.reads = trace.reads

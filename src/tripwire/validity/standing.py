@@ -297,7 +297,7 @@ def may_rebind(trace: Trace, completion: Completion, held: Held) -> bool:
     )
 
 
-class _Form(NamedTuple):
+class _TensorForm(NamedTuple):
     """What compiled code may depend on besides what a wire compares; and of which tensor."""
 
     keys: str
@@ -306,11 +306,11 @@ class _Form(NamedTuple):
     identity: int
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> _Form:
+    def of(tensor: torch.Tensor) -> _TensorForm:
         storage = storage_of(tensor)  # a sparse tensor has none, and no address
         is_aligned = storage != -1 and tensor.data_ptr() % _ALIGNMENT == 0
         keys = str(torch._C._dispatch_keys(tensor))
-        return _Form(keys, is_aligned, storage, id(tensor))
+        return _TensorForm(keys, is_aligned, storage, id(tensor))
 
 
 class Rebinding:
@@ -335,7 +335,7 @@ class Rebinding:
         self._wires: set[int] = set()  # of all places
         self._objects: list[int] = []  # wires on their forms
         self._owned: list[int | None] = []  # wires on their own attributes
-        self._forms: list[_Form] = []
+        self._forms: list[_TensorForm] = []
         self._outside: list[Callable[[], object]] = []  # tensors that are watched and not held
 
     def prepare(self, plan: Plan) -> None:
@@ -348,7 +348,7 @@ class Rebinding:
         spaces = {id(wire.space): number for number, wire in enumerate(plan.dicts)}
         self._objects = [objects[id(tensor)] for tensor in tensors]
         self._owned = [spaces.get(id(own_dict(tensor))) for tensor in tensors]
-        self._forms = list(map(_Form.of, tensors))
+        self._forms = list(map(_TensorForm.of, tensors))
         self._outside = [
             wire.refer
             for wire in plan.objects
@@ -398,7 +398,7 @@ class Rebinding:
             owned, space = self._owned[index], own_dict(tensor)
             if owned is not None and space is not None:
                 plan.dicts[owned].space = space
-            self._forms[index] = _Form.of(tensor)
+            self._forms[index] = _TensorForm.of(tensor)
         here = self._forms
         plan.guards.swap_state({one.identity for one in gone}, {one.identity for one in here})
         plan.storages.update((form.storage, 0) for form in here if plan.storages)
@@ -430,7 +430,7 @@ class Rebinding:
                 return False
             if owned is not None and not plan.dicts[owned].fits(space or {}):
                 return False
-            if _Form.of(tensor)[:2] != self._forms[index][:2]:
+            if _TensorForm.of(tensor)[:2] != self._forms[index][:2]:
                 return False
             if not plan.objects[self._objects[index]].fits(tensor):
                 return False

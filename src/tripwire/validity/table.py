@@ -69,7 +69,7 @@ class _WithRows(Protocol):
 
 def build_table(lines: Sequence[_WithRows], returned: Sequence[str], space: dict[str, Any]) -> Any:
     """What admits calls as a function of these lines would."""
-    return _Rows(space).build(lines, returned)
+    return _TableRows(space).build(lines, returned)
 
 
 # --- tensors ---
@@ -115,7 +115,7 @@ def can_compare_forms() -> bool:
     return told and is_any and is_plain(other.clone()) and not is_plain(other.conj())
 
 
-class _Rows:
+class _TableRows:
     def __init__(self, space: dict[str, Any]) -> None:
         self._space = space
         self._registers: dict[str, int] = {}

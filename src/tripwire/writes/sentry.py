@@ -121,17 +121,17 @@ def _sees_attribute_stores(sentry_class: type[twin.Sentry]) -> bool:
 
     Python 3.13.0 writes past the watchers of a dict that shares its values with its instance
     (cpython#125608). cpython#125611 tells them, in the one C function that all such stores reach;
-    it came after 3.13.0, so pytorch#138284 trusts 3.13.1 and later. The probe asks Python itself.
+    it came after 3.13.0, so pytorch#138284 trusts 3.13.1 and later. Python itself is asked.
     """
 
-    class Probe:
+    class Sample:
         value: int
 
-    probe = Probe()
-    probe.value = 0
-    sentry = sentry_class([(vars(probe), frozenset({"value"}))], [])
+    sample = Sample()
+    sample.value = 0
+    sentry = sentry_class([(vars(sample), frozenset({"value"}))], [])
     for value in range(1, 100):
-        probe.value = value
+        sample.value = value
         if not sentry.take():
             return False
     return True

@@ -68,14 +68,14 @@ def before_arming(monkeypatch):
     """Do something in another thread between the first run and its wires."""
 
     def arrange(write) -> None:
-        find_inputs = plan._Planner.find_inputs
+        find_inputs = plan._PlanBuilder.find_inputs
 
         def find(self):
-            monkeypatch.setattr(plan._Planner, "find_inputs", find_inputs)
+            monkeypatch.setattr(plan._PlanBuilder, "find_inputs", find_inputs)
             elsewhere(write)
             return find_inputs(self)
 
-        monkeypatch.setattr(plan._Planner, "find_inputs", find)
+        monkeypatch.setattr(plan._PlanBuilder, "find_inputs", find)
 
     return arrange
 

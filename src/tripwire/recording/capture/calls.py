@@ -360,14 +360,14 @@ def _left(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownCallable:
     """What was found of a callable, and the objects that it was found with."""
 
     harmless: bool
     objects: ExactWeakKeyDictionary[bool]
 
 
-_known: ExactWeakKeyDictionary[_Known] = ExactWeakKeyDictionary()
+_known: ExactWeakKeyDictionary[_KnownCallable] = ExactWeakKeyDictionary()
 _PLAIN = ids_of(
     *(torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size),
     *(int, float, complex, bool, str, bytes, type(None)),
@@ -391,7 +391,7 @@ def _remember(beginning: Beginning, snapshot: RecordDraft) -> None:
         )
         harmless = False
     if known is None or not harmless:
-        known = _Known(harmless, ExactWeakKeyDictionary())
+        known = _KnownCallable(harmless, ExactWeakKeyDictionary())
     with contextlib.suppress(TypeError):  # no weak references: its calls are taken down each time
         _known[key] = known
         for value in _other_parts(target, beginning.args, beginning.kwargs):

@@ -59,9 +59,9 @@ class Programs:
         self.codes = Codes()
         self.names = SpelledNames()
         self._spaces: dict[int, _SpaceDraft] = {}
-        self._modules: dict[int, _ModuleDraft] = {}
+        self._modules: dict[int, _PyModuleDraft] = {}
         self._library_spaces: dict[str, Reference] = {}
-        self._reached: list[_ModuleDraft] = []
+        self._reached: list[_PyModuleDraft] = []
         self._settling = False
         self._awaited: list[tuple[_SpaceDraft, str, Use]] = []  # imported, and not loaded yet
         self._before: tuple[_SpaceDraft, frozenset[str]] | None = None  # modules at the beginning
@@ -86,7 +86,7 @@ class Programs:
             return ClassDraft(self.names, encoder, value)
         if issubclass(kind, types.ModuleType):
             assert isinstance(value, types.ModuleType)
-            draft = _ModuleDraft(self, encoder, value)
+            draft = _PyModuleDraft(self, encoder, value)
             draft.reach(Use(whole=True))
             return draft
         return encode_wrapped(encoder, value)
@@ -127,7 +127,7 @@ class Programs:
         """The node for a module that code finds by name and uses in this way."""
         found = self._modules.get(id(module))
         if found is None:
-            found = self._modules[id(module)] = _ModuleDraft(self, encoder, module)
+            found = self._modules[id(module)] = _PyModuleDraft(self, encoder, module)
             found.reference = encoder.place(found)
         if found.reach(use):
             self._reached.append(found)
@@ -356,7 +356,7 @@ def _own_builtins(space: Space) -> Space | None:
     return own if type(own) is dict and own is not vars(builtins) else None
 
 
-class _ModuleDraft:
+class _PyModuleDraft:
     """A module of the user's, as far as recorded code takes attributes from it."""
 
     reference: Reference

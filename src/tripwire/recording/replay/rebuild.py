@@ -254,7 +254,7 @@ _BASES: dict[str, Any] = {
 }
 
 
-class _Gone:
+class _Dead:
     """Something that has died."""
 
 
@@ -294,7 +294,7 @@ _MAKERS: dict[str, Callable[..., object]] = {
     "dispatcher": make_dispatcher,
     "recorded": lambda function: function,
     "singledispatch": _make_singledispatch,
-    "weakref": lambda target: weakref.ref(_Gone() if target is None else target),
+    "weakref": lambda target: weakref.ref(_Dead() if target is None else target),
     "proxy": types.MappingProxyType,
     "alias": types.GenericAlias,
     "generic": _make_generic,

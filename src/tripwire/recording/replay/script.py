@@ -47,10 +47,10 @@ def write_script(record: Record) -> str:
         raise Unwritable("it replaces functions of libraries")
     if "call" not in record.table.roots:
         raise Unwritable("it holds no call")
-    return _Writer(record).write()
+    return _ScriptWriter(record).write()
 
 
-class _Writer:
+class _ScriptWriter:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._nodes = record.table.nodes
@@ -333,7 +333,7 @@ def _literal_lines(data: bytes) -> str:
     return "\n".join(f"    {line!a}" for line in lines) or '    ""'
 
 
-def _torch_value(_: _Writer, node: nodes.TorchValue, __: str) -> list[str]:
+def _torch_value(_: _ScriptWriter, node: nodes.TorchValue, __: str) -> list[str]:
     match node.kind:
         case "size":
             if not all(size.isdecimal() for size in node.text.split(",") if node.text):
@@ -368,26 +368,26 @@ _WRITERS: dict[type, Callable[..., list[str]]] = {
         f"collections.deque(maxlen={n.limit})",
         *([f"{name}.extend(({_items(n)}))"] if n.items else []),
     ],
-    nodes.Set: _Writer.set_,
-    nodes.Dict: _Writer.dict_,
-    nodes.Tensor: _Writer.tensor,
-    nodes.TensorView: _Writer.view,
-    nodes.TensorExtras: _Writer.extras,
-    nodes.Array: _Writer.array,
+    nodes.Set: _ScriptWriter.set_,
+    nodes.Dict: _ScriptWriter.dict_,
+    nodes.Tensor: _ScriptWriter.tensor,
+    nodes.TensorView: _ScriptWriter.view,
+    nodes.TensorExtras: _ScriptWriter.extras,
+    nodes.Array: _ScriptWriter.array,
     nodes.TorchValue: _torch_value,
-    nodes.Generator: _Writer.generator,
-    nodes.Object: _Writer.object,
+    nodes.Generator: _ScriptWriter.generator,
+    nodes.Object: _ScriptWriter.object,
     nodes.ModuleForm: lambda _, node, __: [_spell(node.cls)],
-    nodes.ModuleObject: _Writer.module_object,
+    nodes.ModuleObject: _ScriptWriter.module_object,
     nodes.CallNode: lambda _, n, __: [f"{_spell(n.function)}({', '.join(map(_spell, n.args))})"],
     nodes.EnumMember: lambda _, n, __: [f"{_spell(n.cls)}({_spell(n.value)})"],
-    nodes.Library: _Writer.library,
-    nodes.CellNode: _Writer.cell,
-    nodes.Function: _Writer.function,
-    nodes.Wrapped: _Writer.wrapped,
-    nodes.Class: _Writer.cls,
-    nodes.Namespace: _Writer.namespace,
-    nodes.Module: _Writer.module,
+    nodes.Library: _ScriptWriter.library,
+    nodes.CellNode: _ScriptWriter.cell,
+    nodes.Function: _ScriptWriter.function,
+    nodes.Wrapped: _ScriptWriter.wrapped,
+    nodes.Class: _ScriptWriter.cls,
+    nodes.Namespace: _ScriptWriter.namespace,
+    nodes.Module: _ScriptWriter.module,
 }
 
 

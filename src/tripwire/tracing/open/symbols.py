@@ -23,7 +23,7 @@ from tripwire.values.identity import same_plain
 from tripwire.values.numbers import is_open
 
 
-class _Environment(ShapeEnv):
+class _NotingEnvironment(ShapeEnv):
     """One that remembers whose value somebody needed, and not only the answer to a question."""
 
     def __init__(self, **settings: Any) -> None:
@@ -47,7 +47,7 @@ class Symbols:
         self.name_source = ConstantSource
         forget_environments()  # of runs that came to nothing
         # Sizes that are equal by chance may differ, and what values decide on is no size.
-        self.env = _Environment(
+        self.env = _NotingEnvironment(
             duck_shape=False,
             allow_scalar_outputs=takes,
             allow_dynamic_output_shape_ops=False,
