@@ -28,19 +28,21 @@ what is saved (`saved_tensors_hooks`), the graph itself runs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
 from torch.autograd.function import FunctionMeta
 
 from tripwire.errors import FunctionChanged
-from tripwire.reading.tensors import TensorMeta
+from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.bodies import Baked
+from tripwire.tracing.fxnodes import LEAF
+from tripwire.tracing.result import name_of
 from tripwire.tracing.state import FACTS, UNCOUNTED, NodeFacts
 from tripwire.values.classes import isinstance
 from tripwire.values.identity import is_library_function
@@ -170,15 +172,23 @@ def wants_grad(value: TensorMeta | tuple[TensorMeta | None, ...] | None) -> bool
     return value is not None and any(map(wants_grad, value))
 
 
-class Settling(Protocol):
-    """Compiled code that looks at its first run."""
+class Settling:
+    """Compiled code that looks at its first run, and may have nothing to do from then on."""
+
+    def __init__(self, runtime: Callable[..., Any]) -> None:
+        self._runtime = runtime
+        self._stays = False  # whether it still has something to do
 
     @property
-    def settled(self) -> Runtime:
+    def settled(self) -> Callable[..., Any]:
         """What to call once it ran."""
+        if isinstance(self._runtime, Settling):
+            self._runtime = self._runtime.settled
+        return self if self._stays else self._runtime
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """Run it."""
+        raise NotImplementedError
 
 
 class Heeding:
@@ -203,21 +213,21 @@ class Heeding:
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class FirstRun:
+class FirstRun(Settling):
     """Compiled code until it has run once: only then can its backward be looked at."""
 
     def __init__(
         self, runtime: Runtime, feeds: dict[int, set[int]], baked: list[Baked], is_part: bool
     ) -> None:
-        self.settled: Runtime = runtime  # to be called from now on
+        super().__init__(runtime)
         self._feeds = feeds
         self._baked = baked
         self._is_part = is_part
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        runtime = self.settled
+        runtime = self._runtime
         before = [(inputs[index], inputs[index].grad_fn) for index in self._feeds]
-        outputs = runtime(*inputs)
+        outputs: Sequence[torch.Tensor] = runtime(*inputs)
         backward = _find_backward(outputs, {fn for _, fn in before if fn is not None})
         if backward is not None:
             _allow_retain_graph(backward.node)
@@ -226,7 +236,7 @@ class FirstRun:
             if self._is_part or len({frozenset(outputs) for outputs in self._feeds.values()}) > 1:
                 hook = _Hook(backward.slots, self._find_edges(backward.node, before))
                 backward.node.register_hook(hook)
-                self.settled = _Hooked(runtime, hook, backward.position, backward.steps)
+                self._runtime = _Hooked(runtime, hook, backward.position, backward.steps)
         return outputs
 
     def _find_edges(
@@ -329,3 +339,78 @@ class _Hook:
             None if outputs is not None and used.isdisjoint(outputs) else gradient
             for gradient, outputs in zip(given, self._edges, strict=True)
         )
+
+
+# --- what leads to what in a graph ---
+
+
+def find_shown(graph: fx.Graph) -> set[fx.Node]:
+    """The calls through which gradients of results go, also by way of in-place changes."""
+    (output,) = graph.find_nodes(op="output")
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for memory in written_by(node):
+            so_far = writers.get(memory, [])
+            if node.target == "detach_":  # what was a leaf before is none any more
+                so_far = [one for one in so_far if one.meta[FACTS].as_it_is is not LEAF]
+            writers[memory] = [*so_far, node]
+    return follow(output.all_input_nodes, writers, passes_gradients)
+
+
+def find_used(graph: fx.Graph) -> set[fx.Node]:
+    """The calls that results, and writes to the call's inputs, depend on."""
+    (output,) = graph.find_nodes(op="output")
+    writers = find_writers(graph)
+    return follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
+
+
+def find_writers(graph: fx.Graph) -> dict[int, list[fx.Node]]:
+    """The calls that change memory, by which."""
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for memory in written_by(node):
+            writers.setdefault(memory, []).append(node)
+    return writers
+
+
+def find_freed(graph: fx.Graph) -> Iterator[tuple[set[fx.Node], set[fx.Node]]]:
+    """What each backward may go through and let go of; and what it surely does."""
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if name_of(node) == "backward":
+            starts = node.all_input_nodes
+            may_be = follow(starts, writers, passes_gradients)
+            yield may_be, follow(starts, {}, passes_gradients)
+        else:
+            for memory in written_by(node):
+                writers.setdefault(memory, []).append(node)
+
+
+def written_by(node: fx.Node) -> tuple[int, ...]:
+    """The memory that a call changes."""
+    facts: NodeFacts | None = node.meta.get(FACTS)
+    return () if facts is None else facts.written
+
+
+def passes_gradients(facts: NodeFacts) -> bool:
+    """Whether a gradient may go through a call."""
+    return facts.value is None or wants_grad(facts.value)
+
+
+def follow(
+    starts: Iterable[fx.Node],
+    writers: Mapping[int, Sequence[fx.Node]],
+    goes_on: Callable[[NodeFacts], bool],
+) -> set[fx.Node]:
+    """All that these calls depend on, by way of in-place changes too."""
+    found: set[fx.Node] = set()
+    open_ = list(starts)
+    while open_:
+        node = open_.pop()
+        facts: NodeFacts | None = node.meta.get(FACTS)
+        if node not in found and facts is not None:
+            found.add(node)
+            open_ += [one for memory in facts.memory for one in writers.get(memory, ())]
+            if goes_on(facts):
+                open_ += node.all_input_nodes
+    return found

@@ -18,16 +18,27 @@ computes those that it uses, from the inputs and the tensors that they come from
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from tripwire.backends.backwards import joins_pasts, wants_grad
+from tripwire.backends.backwards import (
+    Settling,
+    find_freed,
+    find_shown,
+    find_used,
+    find_writers,
+    follow,
+    joins_pasts,
+    passes_gradients,
+    wants_grad,
+    written_by,
+)
 from tripwire.backends.floats import iter_takers, spells_dropout, takes_open_float
-from tripwire.backends.handover import OPEN, LaidOut, one_round
+from tripwire.backends.handover import OPEN, one_round
 from tripwire.backends.limits import is_pick
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
@@ -111,8 +122,8 @@ def find_cuts(
     random numbers are drawn, save by a dropout of its own. None: let it.
     """
     why: dict[fx.Node, str] = {}
-    shown = _find_shown(graph)
-    used = _find_used(graph) if any(map(is_random, graph.nodes)) else set()
+    shown = find_shown(graph)
+    used = find_used(graph) if any(map(is_random, graph.nodes)) else set()
     unsized: set[fx.Node] = set()  # whose sizes may be others on the next call
     for node in graph.nodes:
         facts: NodeFacts | None = node.meta.get(FACTS)
@@ -121,25 +132,19 @@ def find_cuts(
         takes_unsized = any(given in unsized for given in node.all_input_nodes)
         if facts.makes_size or (takes_unsized and facts.sized_by_values):
             unsized.add(node)
-        found = None if facts.as_it_is is LEAF and node not in shown else facts.as_it_is
-        found = found or (_SIZE if facts.makes_size else None) or _find_number(node)
-        if found is None and takes_unsized:
-            found = _SIZED
-        if found is None:
-            found = _find_gradient(node)
-        if found is None and _loses_gradient(node):
-            found = _DETACHED
-        if found is None and _counts_from_outside(node):
-            found = _PLACED
-        if found is None and node not in used and is_random(node):
-            found = _UNUSED
-        if found is None and _has_no_fake(node):
-            found = _UNFORMED
-        if found is None and fixing is not None and takes_open_float(node):
-            is_drawn = is_random(node) and not (own_dropout and spells_dropout(node))
-            found = _FIXED if is_drawn or _name_of(node) in fixing else None
-        if found is None and FORMED in node.meta:
-            found = _UNROLLED
+        found = (
+            (None if facts.as_it_is is LEAF and node not in shown else facts.as_it_is)
+            or (_SIZE if facts.makes_size else None)
+            or _find_number(node)
+            or (_SIZED if takes_unsized else None)
+            or _find_gradient(node)
+            or (_DETACHED if _loses_gradient(node) else None)
+            or (_PLACED if _counts_from_outside(node) else None)
+            or (_UNUSED if node not in used and is_random(node) else None)
+            or (_UNFORMED if _has_no_fake(node) else None)
+            or (_FIXED if fixing is not None and _is_fixed(node, fixing, own_dropout) else None)
+            or (_UNROLLED if FORMED in node.meta else None)
+        )
         if found is not None:
             why[node] = found
     if any(map(_asks_for_gradients, graph.nodes)):
@@ -158,7 +163,15 @@ def _find_joints(graph: fx.Graph, kept: int) -> frozenset[fx.Node]:
     if not found:
         return frozenset()
     givers = [one for node in outputs for one in node.all_input_nodes]
-    return frozenset(found & _follow(givers, _find_writers(graph), _passes_gradients))
+    return frozenset(found & follow(givers, find_writers(graph), passes_gradients))
+
+
+def _is_fixed(node: fx.Node, fixing: Set[str], own_dropout: bool) -> bool:
+    """Whether a compiler would fix a float that is open."""
+    if not takes_open_float(node):
+        return False
+    is_drawn = is_random(node) and not (own_dropout and spells_dropout(node))
+    return is_drawn or _name_of(node) in fixing
 
 
 def _has_no_fake(node: fx.Node) -> bool:
@@ -200,76 +213,6 @@ def runs_user_code(graph: fx.Graph) -> bool:
     """Whether code of the user's is in a graph that may do more than compute."""
     found = (node.meta.get(FACTS) for node in graph.nodes)
     return any(f is not None and f.python and (f.as_it_is or f.opaque) for f in found)
-
-
-def _find_shown(graph: fx.Graph) -> set[fx.Node]:
-    """The calls through which gradients of results go, also by way of in-place changes."""
-    (output,) = graph.find_nodes(op="output")
-    writers: dict[int, list[fx.Node]] = {}
-    for node in graph.nodes:
-        for memory in _written_by(node):
-            so_far = writers.get(memory, [])
-            if node.target == "detach_":  # what was a leaf before is none any more
-                so_far = [one for one in so_far if one.meta[FACTS].as_it_is is not LEAF]
-            writers[memory] = [*so_far, node]
-    return _follow(output.all_input_nodes, writers, _passes_gradients)
-
-
-def _find_used(graph: fx.Graph) -> set[fx.Node]:
-    """The calls that results, and writes to the call's inputs, depend on."""
-    (output,) = graph.find_nodes(op="output")
-    writers = _find_writers(graph)
-    return _follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
-
-
-def _find_writers(graph: fx.Graph) -> dict[int, list[fx.Node]]:
-    """The calls that change memory, by which."""
-    writers: dict[int, list[fx.Node]] = {}
-    for node in graph.nodes:
-        for memory in _written_by(node):
-            writers.setdefault(memory, []).append(node)
-    return writers
-
-
-def _find_freed(graph: fx.Graph) -> Iterator[tuple[set[fx.Node], set[fx.Node]]]:
-    """What each backward may go through and let go of; and what it surely does."""
-    writers: dict[int, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if _find_gradient(node) is _BACKWARD:
-            starts = node.all_input_nodes
-            may_be = _follow(starts, writers, _passes_gradients)
-            yield may_be, _follow(starts, {}, _passes_gradients)
-        else:
-            for memory in _written_by(node):
-                writers.setdefault(memory, []).append(node)
-
-
-def _written_by(node: fx.Node) -> tuple[int, ...]:
-    facts: NodeFacts | None = node.meta.get(FACTS)
-    return () if facts is None else facts.written
-
-
-def _passes_gradients(facts: NodeFacts) -> bool:
-    return facts.value is None or wants_grad(facts.value)
-
-
-def _follow(
-    starts: Iterable[fx.Node],
-    writers: Mapping[int, Sequence[fx.Node]],
-    goes_on: Callable[[NodeFacts], bool],
-) -> set[fx.Node]:
-    """All that these calls depend on, by way of in-place changes too."""
-    found: set[fx.Node] = set()
-    open_ = list(starts)
-    while open_:
-        node = open_.pop()
-        facts: NodeFacts | None = node.meta.get(FACTS)
-        if node not in found and facts is not None:
-            found.add(node)
-            open_ += [one for memory in facts.memory for one in writers.get(memory, ())]
-            if goes_on(facts):
-                open_ += node.all_input_nodes
-    return found
 
 
 def _loses_gradient(node: fx.Node) -> bool:
@@ -375,7 +318,7 @@ class Part:
         self._made = made  # positions of what isn't an input of the whole
         nodes = module.graph.find_nodes(op="placeholder")
         self._open = frozenset(i for i in made if nodes[i].meta.get(FAKE) is not None)
-        self._shares = any(_written_by(node) for node in module.graph.nodes)
+        self._shares = any(written_by(node) for node in module.graph.nodes)
         self._forms: list[object] = []
         self._sharing = made
         self._runtime: Runtime | None = None
@@ -399,7 +342,7 @@ class Part:
         elif forms != self._forms or sharing != self._sharing:
             return self._module.forward(*inputs)
         outputs = runtime(*inputs)
-        if isinstance(runtime, LaidOut):
+        if isinstance(runtime, Settling):
             runtime = runtime.settled
         self._runtime = runtime
         return outputs
@@ -439,7 +382,7 @@ class _Cutter:
         self._copies: dict[fx.Node, fx.Node] = {}
         has_past = any(node.meta.get(PAST) for node in module.graph.nodes)
         self._keeps_apart = has_past or runs_user_code(module.graph)
-        self._freed = list(_find_freed(module.graph))
+        self._freed = list(find_freed(module.graph))
         self._given: dict[fx.Node, None] = {}  # inputs of the whole
         self._open: list[fx.Node] = []  # the stretch so far
         self._parts = 0
@@ -457,7 +400,7 @@ class _Cutter:
                 self._note_context(node)
             else:
                 joints = self._joints.intersection(node.all_input_nodes)
-                if not joints.isdisjoint(self._open) and _passes_gradients(node.meta[FACTS]):
+                if not joints.isdisjoint(self._open) and passes_gradients(node.meta[FACTS]):
                     self._close()
                 self._open.append(node)
         return build_module(self._module, self._graph, "Cut")
@@ -498,18 +441,21 @@ class _Cutter:
             node for node in stretch if any(user not in inside for user in iter_takers(node))
         ]
         is_hidden = self._shadow is not None and self._contexts > 0
-        acts = any(OUTSIDE in _written_by(node) for node in stretch)
-        if not (outputs or acts) or is_hidden or self._writes_badly(stretch, given):
-            self._copy_all(stretch)
-            return
-        if self._outlives_backward(outputs):
-            self._copy_all(stretch)
-            return
+        acts = any(OUTSIDE in written_by(node) for node in stretch)
+        is_plain = (
+            not (outputs or acts)
+            or is_hidden
+            or self._writes_badly(stretch, given)
+            or self._outlives_backward(outputs)
+        )
         made = tuple(index for index, node in enumerate(given) if node not in self._given)
-        module = self._build_part(stretch, given, outputs)
-        pasts = (*_find_pasts(given), *(made if self._keeps_apart else ()))
-        if joins_pasts(module.graph, pasts):
-            self._copy_all(stretch)
+        if not is_plain:
+            module = self._build_part(stretch, given, outputs)
+            pasts = (*_find_pasts(given), *(made if self._keeps_apart else ()))
+            is_plain = joins_pasts(module.graph, pasts)
+        if is_plain:
+            for node in stretch:
+                self._copy(node)
             return
         with torch.set_grad_enabled(self._grad_mode):
             part = Part(module, self._compile, made, self._find_examples(given))
@@ -547,10 +493,6 @@ class _Cutter:
             else fakes.make_like(node.meta[FACTS].value, node.meta.get(FAKE))
             for node in tensors
         ]
-
-    def _copy_all(self, stretch: list[fx.Node]) -> None:
-        for node in stretch:
-            self._copy(node)
 
     def _outlives_backward(self, outputs: list[fx.Node]) -> bool:
         """Whether a backward goes through some results, and others may get a gradient later.

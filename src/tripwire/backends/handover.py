@@ -31,12 +31,12 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from tripwire.backends.backwards import FirstRun, trains
+from tripwire.backends.backwards import Settling, trains
 from tripwire.backends.floats import OWN_DROPOUT, is_better_unknown, spell_floats
 from tripwire.imports import import_dynamo, importing
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
-from tripwire.tracing.state import FACTS, STATE, NodeFacts
+from tripwire.tracing.state import FACTS, HELD, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 from tripwire.writes.patches import Patch, Patches
 
@@ -207,7 +207,7 @@ def _find_used_and_written(graph: fx.Graph) -> set[fx.Node]:
 _MARKS = ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices")
 
 
-class Unmarked:
+class Unmarked(Settling):
     """Compiled code without the marks that AOTAutograd puts on tensors of open sizes for Dynamo.
 
     It marks results, and inputs that it keeps for the backward. An input keeps the marks that it
@@ -215,7 +215,7 @@ class Unmarked:
     """
 
     def __init__(self, runtime: Callable[..., Any], graph: fx.Graph) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         inputs = graph.find_nodes(op="placeholder")
         self._inputs: Sequence[int] = range(len(inputs))  # whose marks are kept; fewer after a run
         # State has fixed sizes, but where it is said to be open.
@@ -225,14 +225,7 @@ class Unmarked:
             if node.meta.get(OPEN_INPUT) is None and node.meta.get(STATE)
         }
         self._made: list[int] | None = None  # positions of results that are no inputs
-        self._is_marked = True
-
-    @property
-    def settled(self) -> Callable[..., Any]:
-        """What to call once it ran: code that marked nothing then never does."""
-        if isinstance(self._runtime, FirstRun):
-            self._runtime = self._runtime.settled
-        return self if self._is_marked else self._runtime
+        self._stays = True
 
     def __call__(self, *inputs: Any) -> Any:
         tensors = _find_tensors(inputs, self._inputs)
@@ -249,7 +242,8 @@ class Unmarked:
             touched = (*tensors, *(output for _, output in found))
             # In place of a view another tensor is kept, and marked.
             has_views = any(one._is_view() for one in _find_tensors(inputs, self._inputs))
-            self._is_marked = has_views or any(one.__dict__.keys() & _MARKS for one in touched)
+            # Code that marked nothing in its first run never does.
+            self._stays = has_views or any(one.__dict__.keys() & _MARKS for one in touched)
         for tensor, marks in zip(tensors, before, strict=True):
             _put_back(tensor, marks)
         for index in self._made:
@@ -281,23 +275,16 @@ def _find_marks(value: torch.Tensor) -> dict[str, tuple[set[int], frozenset[int]
     return {name: (held[name], frozenset(held[name])) for name in _MARKS if name in held}
 
 
-class LaidOut:
+class LaidOut(Settling):
     """Compiled code whose results lie in memory as the run's did.
 
     Inductor lays `torch.cat([x, x])` out row by row, whatever the strides of `x` (torch 2.13).
     """
 
     def __init__(self, runtime: Callable[..., Any], graph: fx.Graph) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._wanted = _find_layouts(graph)
         self._moved: dict[int, tuple[int, ...]] | None = None
-
-    @property
-    def settled(self) -> Callable[..., Any]:
-        """What to call once it ran: code that got them right then always does."""
-        if isinstance(self._runtime, FirstRun):
-            self._runtime = self._runtime.settled
-        return self if self._moved else self._runtime
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self._runtime(*inputs)
@@ -309,6 +296,7 @@ class LaidOut:
                 and meta.stride is not None
                 and _lies_elsewhere(made, meta)
             }
+            self._stays = bool(self._moved)  # code that got them right once always does
         if not self._moved:
             return outputs
         laid_out = list(outputs)
@@ -342,6 +330,33 @@ def _lies_elsewhere(made: object, meta: TensorMeta) -> bool:
     steps = [(step, wanted) for size, step, wanted in sides if size > 1]
     is_whole = bool(made.numel()) and all(wanted for _, wanted in steps)  # and isn't expanded
     return is_whole and any(step != wanted for step, wanted in steps)
+
+
+def tell_apart(graph: fx.Graph, runtime: Callable[..., Any]) -> Callable[..., Any]:
+    """Two results that share memory are two tensors, as in plain code. Inductor may hand out one.
+
+    So it does for `y, y.detach()` and for views that show the whole of a tensor.
+    """
+    (output,) = graph.find_nodes(op="output")
+    seen: set[int] = set()
+    shared = []
+    for position, node in enumerate(output.args[0]):
+        memory = node.meta[FACTS].memory
+        if not seen.isdisjoint(memory):
+            shared.append(position)
+        seen.update(memory)
+    if not shared:
+        return runtime
+
+    def run(*inputs: Any) -> Any:
+        results = list(runtime(*inputs))
+        for position in shared:
+            one = results[position]
+            if any(one is other for other in results[:position]):
+                results[position] = one.detach() if one.grad_fn is None else one.view_as(one)
+        return results
+
+    return run
 
 
 # --- torch's generators while a compiler works ---
@@ -408,6 +423,26 @@ def one_round() -> Iterator[None]:
     finally:
         if outermost:
             _THREAD.in_round = False
+
+
+def mark_staying(graph: fx.Graph, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Mark the inputs, beside state, that CUDA graphs are to use where they are; their indices.
+
+    Those that `torch._dynamo.mark_static_address` marked, and those that an object which is passed
+    holds and the call changes: caches. A CUDA graph copies other inputs, and can't be recorded if
+    one of these is changed. It compares the addresses, and is recorded again for another one.
+    """
+    found = []
+    inputs = graph.find_nodes(op="placeholder")
+    first = len(inputs) - len(tensors)  # behind the open sizes
+    for index, (node, tensor) in enumerate(zip(inputs[first:], tensors, strict=True), first):
+        marked = getattr(tensor, "_dynamo_static_input_type", None) is not None
+        is_open = node.meta.get(OPEN_INPUT) is not None
+        stays = (marked or node.meta.get(HELD)) and not node.meta.get(STATE) and not is_open
+        if stays and is_aligned(tensor):
+            node.meta[STAYS] = True
+            found.append(index)
+    return found
 
 
 def in_rounds(

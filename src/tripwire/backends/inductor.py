@@ -51,8 +51,9 @@ from tripwire.backends.handover import (
     STAYS,
     handing_over,
     in_rounds,
-    is_aligned,
     leaving_generators,
+    mark_staying,
+    tell_apart,
 )
 from tripwire.backends.packing import CAN_PACK, can_pack, pack, unpack
 from tripwire.errors import BadOption, BadStore
@@ -63,7 +64,7 @@ from tripwire.reading.torchstate import describe_backends, sample_torch_state
 from tripwire.telemetry.compiles import CACHE_GET, CACHE_PUT, add_figures, note_figures
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
 from tripwire.tracing.open.symbols import expression_of
-from tripwire.tracing.state import FACTS, HELD, STATE
+from tripwire.tracing.state import STATE
 from tripwire.values.classes import isinstance
 
 Runtime = Callable[..., Any]
@@ -106,7 +107,7 @@ def compile_graph(
         store = _settle_kernels(find_store())
         is_open = OPEN in module.meta
         has_graphs = torch._inductor.config.triton.cudagraphs
-        stay = _mark_staying(module.graph, example_inputs) if has_graphs else []
+        stay = mark_staying(module.graph, example_inputs) if has_graphs else []
         can_keep = CAN_PACK and not is_open and (_HAS_EARLY or not is_training)
         store = store if can_keep else None
         key = None if store is None else find_key(module, example_inputs, patches)
@@ -134,54 +135,7 @@ def compile_graph(
                 runtime = compile_for(None, None, compiler, folds=folds)
     if has_graphs:
         runtime = in_rounds(runtime, stay, module.forward)
-    return _tell_apart(module.graph, runtime)
-
-
-def _tell_apart(graph: fx.Graph, runtime: Runtime) -> Runtime:
-    """Two results that share memory are two tensors, as in plain code. Inductor may hand out one.
-
-    So it does for `y, y.detach()` and for views that show the whole of a tensor.
-    """
-    (output,) = graph.find_nodes(op="output")
-    seen: set[int] = set()
-    shared = []
-    for position, node in enumerate(output.args[0]):
-        memory = node.meta[FACTS].memory
-        if not seen.isdisjoint(memory):
-            shared.append(position)
-        seen.update(memory)
-    if not shared:
-        return runtime
-
-    def run(*inputs: Any) -> Any:
-        results = list(runtime(*inputs))
-        for position in shared:
-            one = results[position]
-            if any(one is other for other in results[:position]):
-                results[position] = one.detach() if one.grad_fn is None else one.view_as(one)
-        return results
-
-    return run
-
-
-def _mark_staying(graph: fx.Graph, tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Mark the inputs, beside state, that CUDA graphs are to use where they are; their indices.
-
-    Those that `torch._dynamo.mark_static_address` marked, and those that an object which is passed
-    holds and the call changes: caches. A CUDA graph copies other inputs, and can't be recorded if
-    one of these is changed. It compares the addresses, and is recorded again for another one.
-    """
-    found = []
-    inputs = graph.find_nodes(op="placeholder")
-    first = len(inputs) - len(tensors)  # behind the open sizes
-    for index, (node, tensor) in enumerate(zip(inputs[first:], tensors, strict=True), first):
-        marked = getattr(tensor, "_dynamo_static_input_type", None) is not None
-        is_open = node.meta.get(OPEN_INPUT) is not None
-        stays = (marked or node.meta.get(HELD)) and not node.meta.get(STATE) and not is_open
-        if stays and is_aligned(tensor):
-            node.meta[STAYS] = True
-            found.append(index)
-    return found
+    return tell_apart(module.graph, runtime)
 
 
 def _compile(

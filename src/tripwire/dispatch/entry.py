@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import _StopRecomputationError
 
+from tripwire.backends.backwards import Settling
 from tripwire.backends.dynamo import is_cut_off
-from tripwire.backends.handover import LaidOut, Unmarked
 from tripwire.backends.registry import Runtime
 from tripwire.dispatch.originals import add_turning, build_undo
 from tripwire.dispatch.tally import Saving
@@ -367,7 +367,7 @@ class Entry:
         return outputs
 
     def _note_first_run(self) -> None:
-        if isinstance(self._runtime, (LaidOut, Unmarked)):
+        if isinstance(self._runtime, Settling):
             self._runtime = self._runtime.settled
 
     def run(
