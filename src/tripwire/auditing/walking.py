@@ -24,26 +24,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tripwire.auditing import holdings
 from tripwire.auditing.findings import PlaceKind, Unreached
-from tripwire.auditing.holdings import (
-    HeldArguments,
-    HeldAttributes,
-    HeldCells,
-    HeldClassBody,
-    HeldCode,
-    HeldContext,
-    HeldDefaults,
-    HeldElements,
-    HeldEnvironment,
-    HeldGlobals,
-    HeldItems,
-    HeldMembers,
-    HeldSlots,
-    HeldTable,
-    HeldThreadLocal,
-    Holding,
-    own_dict,
-)
 from tripwire.dispatch.compiled import find_dispatcher
 from tripwire.env import is_library_file, is_library_module, is_own_file
 from tripwire.values.classes import class_dict, isinstance, module_of, mro, name_of
@@ -156,7 +138,7 @@ class Walk:
 
     def __init__(self, ran: Ran) -> None:
         self._ran = ran
-        self.holdings: list[Holding] = []
+        self.holdings: list[holdings.Holding] = []
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
         self.generators: list[torch.Generator] = []
         self.arrays: list[tuple[str, Any]] = []
@@ -177,9 +159,11 @@ class Walk:
         """Environment variables, as far as the code that ran names any."""
         names = frozenset(text for text in self._ran.texts if text.isupper())
         if "environ" in self._ran.names or "getenv" in self._ran.names:
-            self._hold(HeldEnvironment("os.environ", cast("dict[str, Any]", os.environ), names))
+            self._hold(
+                holdings.HeldEnvironment("os.environ", cast("dict[str, Any]", os.environ), names)
+            )
 
-    def add_arguments(self, arguments: HeldArguments) -> None:
+    def add_arguments(self, arguments: holdings.HeldArguments) -> None:
         """Walk from what a call is given."""
         self._hold(arguments)
         while self._todo:
@@ -199,45 +183,45 @@ class Walk:
             self._todo.append((path, dispatcher.target))
         elif issubclass(cls, torch.Tensor):
             self.tensors[id(value)] = (path, value)
-            if own_dict(value):
-                self._hold(HeldAttributes(path, value))
+            if holdings.own_dict(value):
+                self._hold(holdings.HeldAttributes(path, value))
         elif issubclass(cls, torch.Generator):
             self.generators.append(value)
         elif cls is contextvars.ContextVar:
-            self._hold(HeldContext(path, value))
+            self._hold(holdings.HeldContext(path, value))
         elif issubclass(cls, threading.local):
-            self._hold(HeldThreadLocal(path, value))
+            self._hold(holdings.HeldThreadLocal(path, value))
         elif issubclass(cls, nn.Module):
             self._look_at_module(path, value)
         elif issubclass(cls, type):
             self._look_at_class(value)
         elif issubclass(cls, types.ModuleType):
-            space = own_dict(value) or {}
+            space = holdings.own_dict(value) or {}
             self._look_at_namespace(str(space.get("__name__", path)), space)
         elif cls is types.FunctionType:
             self._look_at_function(path, value)
         elif not self._unwrap(path, value):
             self._look_at_object(path, value)
 
-    def _hold(self, holding: Holding) -> None:
+    def _hold(self, holding: holdings.Holding) -> None:
         self.holdings.append(holding)
         for key, value in holding.contents().items():
             self._todo.append((holding.spell(key), value))
 
     def _look_at_module(self, path: str, module: nn.Module) -> None:
         self.modules.append((path, module))
-        held: Any = own_dict(module) or {}
+        held: Any = holdings.own_dict(module) or {}
         for name, kind in _TABLES:
             if isinstance(held.get(name), dict):
-                self._hold(HeldTable(path, held[name], kind))
+                self._hold(holdings.HeldTable(path, held[name], kind))
         self._look_at_instance(path, module)
 
     def _look_at_instance(self, path: str, value: Any) -> None:
-        if own_dict(value) is not None:
-            self._hold(HeldAttributes(path, value))
+        if holdings.own_dict(value) is not None:
+            self._hold(holdings.HeldAttributes(path, value))
         slots = _slots_of(type(value))
         if slots:
-            self._hold(HeldSlots(path, value, slots))
+            self._hold(holdings.HeldSlots(path, value, slots))
         self._todo.append((name_of(type(value)), type(value)))
 
     def _look_at_object(self, path: str, value: Any) -> None:
@@ -260,11 +244,11 @@ class Walk:
         if len(value) > LARGEST:
             self.unreached.append(Unreached(path, f"it has more than {LARGEST} items"))
         elif issubclass(cls, dict):
-            self._hold(HeldItems(path, value))
+            self._hold(holdings.HeldItems(path, value))
         elif issubclass(cls, (list, deque)):
-            self._hold(HeldElements(path, value))
+            self._hold(holdings.HeldElements(path, value))
         elif issubclass(cls, set):
-            self._hold(HeldMembers(path, value))
+            self._hold(holdings.HeldMembers(path, value))
         else:
             for index, item in enumerate(value):
                 self._todo.append((f"{path}[{index}]", item))
@@ -288,10 +272,10 @@ class Walk:
             return
         path = function.__qualname__
         self.functions.append((path, function))
-        for made in (HeldCells, HeldDefaults, HeldCode):
+        for made in (holdings.HeldCells, holdings.HeldDefaults, holdings.HeldCode):
             self._hold(made(path, function))
         if function.__dict__:
-            self._hold(HeldAttributes(path, function))
+            self._hold(holdings.HeldAttributes(path, function))
         space = function.__globals__
         self._look_at_namespace(str(space.get("__name__", "globals")), space)
         self._todo.extend(_find_imported(function))
@@ -304,7 +288,7 @@ class Walk:
         ):
             return
         self.known[id(space)] = name
-        self._hold(HeldGlobals(name, space, self._ran.names))
+        self._hold(holdings.HeldGlobals(name, space, self._ran.names))
 
     def _look_at_class(self, cls: type) -> None:
         for base in mro(cls):
@@ -313,9 +297,9 @@ class Walk:
             self.known[id(base)] = name_of(base)
             self._alive.append(base)
             if not _is_library(base):
-                self._hold(HeldClassBody(name_of(base), base))
+                self._hold(holdings.HeldClassBody(name_of(base), base))
             elif issubclass(base, nn.Module) and "forward" in class_dict(base):
-                self._hold(HeldClassBody(name_of(base), base, frozenset({"forward"})))
+                self._hold(holdings.HeldClassBody(name_of(base), base, frozenset({"forward"})))
 
 
 def _find_imported(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -23,21 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripwire import files
 from tripwire.errors import BadStore
-from tripwire.files import (
-    NotOurs,
-    check_no_link,
-    check_ours,
-    check_ours_below,
-    find_user_folder,
-    is_draft,
-    make_folder,
-    making_beside,
-    open_new,
-    read_ours,
-    replacing,
-    sweep,
-)
 from tripwire.values.classes import isinstance
 
 _KIND = b"tripwire artifact "
@@ -72,7 +59,7 @@ def find_store() -> Store | None:
     if named is not None:
         return Store(Path(named)) if named else None
     try:
-        return Store(find_user_folder("XDG_CACHE_HOME", ".cache") / "tripwire" / "store")
+        return Store(files.find_user_folder("XDG_CACHE_HOME", ".cache") / "tripwire" / "store")
     except OSError as error:
         _tell(f"Compiled code can't be kept: {error}, or TRIPWIRE_CACHE_DIR to a folder.")
         return None
@@ -89,10 +76,10 @@ class Store:
         path = self._path(key)
         try:
             with _trusting(path):
-                check_ours(path.parent)
-                check_no_link(path.parent)
+                files.check_ours(path.parent)
+                files.check_no_link(path.parent)
                 self._check_tag()
-                content = read_ours(path)
+                content = files.read_ours(path)
             artifact = _parse(content, key, find_secret())
         except FileNotFoundError:
             return None
@@ -111,7 +98,7 @@ class Store:
             digest = _sign(find_secret(), header, artifact.payload)
             self._prepare()
             self._make_folder(path.parent)
-            with replacing(path) as file:
+            with files.replacing(path) as file:
                 file.writelines((_MAGIC, digest, b"\n", header, artifact.payload))
             self._prune()
         except (OSError, BadStore) as error:
@@ -124,7 +111,7 @@ class Store:
         self._make_folder(folder)
         if folder.stat().st_mode & 0o077:  # torch makes it anew where it is gone
             with _trusting(folder):
-                check_ours_below(folder)
+                files.check_ours_below(folder)
             folder.chmod(0o700)
         return folder
 
@@ -139,7 +126,7 @@ class Store:
         there = next(filter(os.path.lexists, above), self.folder)  # a link to nothing is there
         try:
             with _trusting(there):
-                check_ours(there)
+                files.check_ours(there)
                 if there == self.folder and not self._is_new():
                     self._check_tag()
         except (OSError, BadStore) as error:
@@ -160,31 +147,31 @@ class Store:
     def _prepare(self) -> None:
         """Make the folder a store, if it is new; raise if it is something else."""
         with _trusting(self.folder):
-            make_folder(self.folder)
-            check_ours(self.folder)
+            files.make_folder(self.folder)
+            files.check_ours(self.folder)
             if self._is_new():
-                with replacing(self.folder / _TAG) as file:
+                with files.replacing(self.folder / _TAG) as file:
                     file.write(_TAGGED)
             self._check_tag()
 
     def _make_folder(self, folder: Path) -> None:
         """A folder inside, made if need be."""
         with _trusting(folder):
-            make_folder(folder)
-            check_ours(folder)
-            check_no_link(folder)
+            files.make_folder(folder)
+            files.check_ours(folder)
+            files.check_no_link(folder)
 
     def _is_new(self) -> bool:
         """Whether nothing is here but what others may begin with: a draft, torch's empty folders.
 
         Another process may be making the same store; torch makes its folder anew where it is gone.
         """
-        names = [name for name in os.listdir(self.folder) if not is_draft(name)]
+        names = [name for name in os.listdir(self.folder) if not files.is_draft(name)]
         return not names or (names == [_KERNELS] and not any(_walk(self.folder / _KERNELS)))
 
     def _check_tag(self) -> None:
         try:
-            tag = read_ours(self.folder / _TAG, len(_TAGGED))
+            tag = files.read_ours(self.folder / _TAG, len(_TAGGED))
         except FileNotFoundError:
             tag = b""
         if tag != _TAGGED:
@@ -212,7 +199,7 @@ class Store:
             if surplus <= 0:
                 break
             with suppress(OSError):  # another process was faster, or it is somebody's
-                if read_ours(path, len(_KIND)) == _KIND:
+                if files.read_ours(path, len(_KIND)) == _KIND:
                     path.unlink()
                     surplus -= size
         if not (self.folder / _KERNELS).is_symlink():
@@ -244,7 +231,7 @@ def _walk(folder: Path) -> Iterator[str]:
 def tell_unused(variable: str, folder: str, why: OSError, instead: str) -> None:
     """Say that a folder of torch's isn't used, since others may have written in it, or for less."""
     whose = f"{folder} (as {variable} says, or torch by itself)"
-    if not isinstance(why, NotOurs):
+    if not isinstance(why, files.NotOurs):
         _tell(f"{whose} can't be used: {why}. tripwire uses {instead} instead.")
         return
     error = BadStore(
@@ -267,7 +254,7 @@ def _tell(text: str, about: str | None = None) -> None:
 def _trusting(path: Path) -> Iterator[None]:
     try:
         yield
-    except NotOurs as error:
+    except files.NotOurs as error:
         raise BadStore(
             f"{path}: {error}.\n"
             "tripwire would run the code in it, so it and every folder above it must belong to "
@@ -286,8 +273,8 @@ def find_secret() -> bytes:
     Whoever brings a store from elsewhere, or plants a file in one, doesn't have it.
     """
     try:
-        folder = find_user_folder("XDG_CONFIG_HOME", ".config") / "tripwire" / "store"
-        sweep(folder.parent)
+        folder = files.find_user_folder("XDG_CONFIG_HOME", ".config") / "tripwire" / "store"
+        files.sweep(folder.parent)
         try:
             secret = _read_secret(folder)
         except FileNotFoundError:
@@ -304,10 +291,10 @@ def find_secret() -> bytes:
 
 
 def _read_secret(folder: Path) -> bytes:
-    check_ours(folder)
-    secret = read_ours(folder / "key", _SECRET + 1, is_private=True)
+    files.check_ours(folder)
+    secret = files.read_ours(folder / "key", _SECRET + 1, is_private=True)
     if len(secret) != _SECRET:
-        raise NotOurs(f"{folder / 'key'} is damaged")
+        raise files.NotOurs(f"{folder / 'key'} is damaged")
     return secret
 
 
@@ -317,10 +304,10 @@ def _make_secret(folder: Path) -> None:
     A folder takes the place of none or of an empty one, and never of one with a file in it: of
     many processes that come at the same time one succeeds, and all read its file.
     """
-    make_folder(folder.parent)
-    check_ours(folder.parent)
-    with making_beside(folder) as draft:
-        with os.fdopen(open_new(draft / "key"), "wb") as file:
+    files.make_folder(folder.parent)
+    files.check_ours(folder.parent)
+    with files.making_beside(folder) as draft:
+        with os.fdopen(files.open_new(draft / "key"), "wb") as file:
             file.write(secrets.token_bytes(_SECRET))
         with suppress(OSError):
             draft.rename(folder)

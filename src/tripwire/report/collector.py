@@ -13,53 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from tripwire.report.budgets import (
-    COUNT,
-    NODES,
-    ROWS,
-    SOURCE,
-    Details,
-    Grouping,
-    Lanes,
-    build_graph,
-    build_rows,
-    measure,
-    plain_metrics,
-)
-from tripwire.report.model import (
-    NONE,
-    Compile,
-    Moment,
-    Occurrence,
-    Process,
-    RecordRow,
-    Report,
-    Skipped,
-    SpanTotal,
-    Status,
-    UserLine,
-    cut,
-)
+from tripwire.report import budgets, model
+from tripwire.telemetry import schema
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import Allowance, Logged, LogReader, check_has_events
-from tripwire.telemetry.schema import (
-    Base,
-    CompileFinished,
-    CompileStarted,
-    Counts,
-    GraphCaptured,
-    GuardsBuilt,
-    Header,
-    Instant,
-    ReadsSeen,
-    Recompiled,
-    RecordWritten,
-    Retired,
-    RunRefused,
-    SpanDone,
-    ThreadNamed,
-    WiresArmed,
-)
 
 COMPILES = 5_000
 RECORDS = 2_000
@@ -72,8 +29,8 @@ EVERY = 2_000  # events between two calls of `progress`
 def build_report(
     log: str | os.PathLike[str],
     progress: Callable[[int], object] | None = None,
-    beside: Details | None = None,
-) -> tuple[Report, Details]:
+    beside: budgets.Details | None = None,
+) -> tuple[model.Report, budgets.Details]:
     """Read a log; `progress` hears now and then how many bytes are behind.
 
     beside: the details of another report, which is held at the same time.
@@ -98,26 +55,26 @@ class Collector:
 
     def __init__(self, allowance: Allowance) -> None:
         self.events = 0
-        self.details = Details(allowance)
+        self.details = budgets.Details(allowance)
         self._allowance = allowance
-        self._skipped = Skipped()
-        self._processes: list[Process] = []
+        self._skipped = model.Skipped()
+        self._processes: list[model.Process] = []
         self._is_placed: list[bool] = []  # on the calendar, each process
         self._numbers: dict[str, int] = {}  # of processes, by token
         self._prices: list[int] = []  # of the counters of each process
         self._first: list[int] = []  # of each process, on the calendar
         self._last: list[int] = []
-        self._latest_header: Header | None = None
+        self._latest_header: schema.Header | None = None
         self._latest_number = 0
-        self._lanes = Lanes(allowance)
+        self._lanes = budgets.Lanes(allowance)
         self._names: dict[str, int] = {}
-        self._totals: list[SpanTotal] = []
-        self._compiles: list[Compile] = []
+        self._totals: list[model.SpanTotal] = []
+        self._compiles: list[model.Compile] = []
         self._compile_numbers: dict[tuple[int, str], int] = {}
         self._retirements, self._refusals, self._recompiles = (
-            Grouping(allowance) for _ in range(3)
+            budgets.Grouping(allowance) for _ in range(3)
         )
-        self._records: list[RecordRow] = []
+        self._records: list[model.RecordRow] = []
 
     def add(self, logged: Logged) -> None:
         """Take in one event."""
@@ -127,7 +84,7 @@ class Collector:
             number = self._latest_number = self._find_process(header)
             self._latest_header = header
         self.events += 1
-        if number == NONE:
+        if number == model.NONE:
             return
         at = header.wall_of(event.time_ns)
         self._processes[number].events += 1
@@ -139,7 +96,7 @@ class Collector:
         if take is not None:
             take(self, number, event, at)
 
-    def finish(self, reader: LogReader) -> Report:
+    def finish(self, reader: LogReader) -> model.Report:
         """The report of all that was added."""
         placed = list(compress(self._first, self._is_placed))
         begin = min(placed, default=min(self._first, default=0))
@@ -156,7 +113,7 @@ class Collector:
             row.has_detail = number in self.details
         for record in self._records:
             record.time_ns -= beginnings[record.process]
-        return Report(
+        return model.Report(
             title=str(Path(reader.path).resolve().name or reader.path),
             begin_ms=begin // 1_000_000 if placed else 0,
             duration_ns=max((p.end_ns for p in self._processes), default=0),
@@ -180,27 +137,27 @@ class Collector:
 
     # --- finding rows -----------------------------------------------------------------------------
 
-    def _find_process(self, header: Header) -> int:
+    def _find_process(self, header: schema.Header) -> int:
         """The number of a process, made if need be; `NONE` where there are too many."""
         number = self._numbers.get(header.token)
         if number is not None:
             return number
-        process = Process(
-            label=cut(header.label, 120),
-            host=cut(header.host, 120),
+        process = model.Process(
+            label=model.cut(header.label, 120),
+            host=model.cut(header.host, 120),
             pid=header.pid,
             parent_pid=header.parent_pid,
             rank=header.rank,
-            python=cut(header.python, 120),
-            torch=header.torch and cut(header.torch, 120),
-            tripwire=header.tripwire and cut(header.tripwire, 120),
-            argv=[cut(word) for word in header.argv[:50]],
+            python=model.cut(header.python, 120),
+            torch=header.torch and model.cut(header.torch, 120),
+            tripwire=header.tripwire and model.cut(header.tripwire, 120),
+            argv=[model.cut(word) for word in header.argv[:50]],
         )
         texts = process.label, process.host, process.python, process.torch, process.tripwire
-        cost = measure(header.token, *filter(None, texts), *process.argv)
+        cost = budgets.measure(header.token, *filter(None, texts), *process.argv)
         if not self._allowance.take(PROCESS + cost):
             self._skipped.processes += 1
-            return NONE
+            return model.NONE
         number = self._numbers[header.token] = len(self._processes)
         self._processes.append(process)
         self._prices.append(0)
@@ -210,49 +167,53 @@ class Collector:
         return number
 
     def _find_compile(
-        self, process: int, event: Base, at: int, *, is_backward: bool = False
+        self, process: int, event: schema.Base, at: int, *, is_backward: bool = False
     ) -> int:
         """The number of an event's compile, made if need be; `NONE` where there are too many."""
         if event.compile_id is None:
-            return NONE
-        key = process, cut(event.compile_id, 40) + (" backward" if is_backward else "")
+            return model.NONE
+        key = process, model.cut(event.compile_id, 40) + (" backward" if is_backward else "")
         number = self._compile_numbers.get(key)
         if number is None:
             if len(self._compiles) >= COMPILES or not self._allowance.take(COMPILE):
-                return NONE
+                return model.NONE
             number = self._compile_numbers[key] = len(self._compiles)
             self._compiles.append(
-                Compile(id=key[1], process=process, thread=event.thread, start_ns=at)
+                model.Compile(id=key[1], process=process, thread=event.thread, start_ns=at)
             )
         return number
 
-    def _known_compile(self, process: int, event: Base) -> int:
-        return self._compile_numbers.get((process, cut(event.compile_id or "", 40)), NONE)
+    def _known_compile(self, process: int, event: schema.Base) -> int:
+        return self._compile_numbers.get(
+            (process, model.cut(event.compile_id or "", 40)), model.NONE
+        )
 
-    def _mark(self, process: int, event: Base, at: int, kind: str, text: str) -> None:
+    def _mark(self, process: int, event: schema.Base, at: int, kind: str, text: str) -> None:
         number = self._known_compile(process, event)
-        self._lanes.add_mark(process, event.thread, Moment(at, kind, cut(text, 200), number))
+        self._lanes.add_mark(
+            process, event.thread, model.Moment(at, kind, model.cut(text, 200), number)
+        )
 
     # --- taking in events -------------------------------------------------------------------------
 
-    def _take_thread(self, process: int, event: ThreadNamed, at: int) -> None:
+    def _take_thread(self, process: int, event: schema.ThreadNamed, at: int) -> None:
         lane = self._lanes.find(process, event.thread)
         if lane is not None:
-            lane.name = cut(event.name, 80)
+            lane.name = model.cut(event.name, 80)
 
-    def _take_span(self, process: int, event: SpanDone, at: int) -> None:
+    def _take_span(self, process: int, event: schema.SpanDone, at: int) -> None:
         end = at + event.duration_ns
         if end > self._last[process]:
             self._last[process] = end
-        title = cut(event.name, 200)
+        title = model.cut(event.name, 200)
         name = self._names.get(title)
         if name is None:
-            cost = NAME + measure(title)
+            cost = NAME + budgets.measure(title)
             if len(self._names) >= SPAN_NAMES or not self._allowance.take(cost):
                 self._skipped.span_names += 1
                 return
             name = self._names[title] = len(self._totals)
-            self._totals.append(SpanTotal(title))
+            self._totals.append(model.SpanTotal(title))
         total = self._totals[name]
         total.calls += 1
         total.total_ns += event.duration_ns
@@ -261,19 +222,21 @@ class Collector:
         number = self._known_compile(process, event)
         self._lanes.add_span(process, event, at, name, number)
 
-    def _take_instant(self, process: int, event: Instant, at: int) -> None:
+    def _take_instant(self, process: int, event: schema.Instant, at: int) -> None:
         self._mark(process, event, at, "instant", event.name)
 
-    def _take_counts(self, process: int, event: Counts, at: int) -> None:
+    def _take_counts(self, process: int, event: schema.Counts, at: int) -> None:
         left = COUNTERS
         counters: dict[str, dict[str, int]] = {}
         for group, names in event.groups.items():
-            counters[cut(group, 80)] = {cut(k, 80): v for k, v in [*names.items()][:left]}
+            counters[model.cut(group, 80)] = {
+                model.cut(k, 80): v for k, v in [*names.items()][:left]
+            }
             left -= len(names)
             if left <= 0:
                 break
         names_of = [*counters, *(name for names in counters.values() for name in names)]
-        price = COUNT * len(names_of) + measure(*names_of)
+        price = budgets.COUNT * len(names_of) + budgets.measure(*names_of)
         self._allowance.give_back(self._prices[process])
         if not self._allowance.take(price):
             price, counters = 0, {}
@@ -281,17 +244,21 @@ class Collector:
         self._prices[process] = price
         self._processes[process].counters = counters  # all counts at one moment: the latest
 
-    def _take_start(self, process: int, event: CompileStarted, at: int) -> None:
+    def _take_start(self, process: int, event: schema.CompileStarted, at: int) -> None:
         number = self._find_compile(process, event, at, is_backward=event.is_backward)
-        if number != NONE:
+        if number != model.NONE:
             row = self._compiles[number]
-            row.function, row.file, row.line = cut(event.function), cut(event.file), event.line
-            if not self._allowance.take(measure(row.function, row.file)):
+            row.function, row.file, row.line = (
+                model.cut(event.function),
+                model.cut(event.file),
+                event.line,
+            )
+            if not self._allowance.take(budgets.measure(row.function, row.file)):
                 row.function = row.file = "…"
-            row.backend = event.backend and cut(event.backend, 80)
+            row.backend = event.backend and model.cut(event.backend, 80)
             row.thread, row.start_ns = event.thread, at
 
-    def _take_end(self, process: int, event: CompileFinished, at: int) -> None:
+    def _take_end(self, process: int, event: schema.CompileFinished, at: int) -> None:
         metrics = event.metrics
         duration, phases = metrics.duration_us or 0, metrics.phases
         unattributed = phases.pop("unattributed_us", 0)
@@ -303,103 +270,107 @@ class Collector:
             sums.phases[phase] = sums.phases.get(phase, 0) + us
         is_backward = metrics.is_forward is False
         number = self._find_compile(process, event, at - duration * 1000, is_backward=is_backward)
-        if number == NONE:
+        if number == model.NONE:
             self._skipped.compiles += 1
             return
         row = self._compiles[number]
         row.status, row.reason = _judge(metrics)
-        if not self._allowance.take(measure(row.reason)):
+        if not self._allowance.take(budgets.measure(row.reason)):
             row.reason = "…"
         row.duration_us, row.phases, row.unattributed_us = duration, phases, unattributed
         if row.function == "?" and metrics.co_name:
-            row.function = cut(metrics.co_name)
-        row.file = row.file or cut(metrics.co_filename or "")
+            row.function = model.cut(metrics.co_name)
+        row.file = row.file or model.cut(metrics.co_filename or "")
         row.line = row.line or metrics.co_firstlineno or 0
-        row.backend = row.backend or (metrics.backend and cut(metrics.backend, 80))
+        row.backend = row.backend or (metrics.backend and model.cut(metrics.backend, 80))
         row.nodes = metrics.graph_node_count or row.nodes
         row.guards = metrics.guard_count or row.guards
         row.wires = metrics.wire_count or row.wires
-        self.details.add(number, "metrics", plain_metrics(metrics))
+        self.details.add(number, "metrics", budgets.plain_metrics(metrics))
         self.details.finish(number, duration)
 
-    def _take_graph(self, process: int, event: GraphCaptured, at: int) -> None:
+    def _take_graph(self, process: int, event: schema.GraphCaptured, at: int) -> None:
         number = self._find_compile(process, event, at)
-        if number != NONE:
+        if number != model.NONE:
             row, more = self._compiles[number], event.continues
             before = row.nodes if more else 0
             row.nodes = before + len(event.nodes)
-            stretch = build_graph(event.nodes, NODES - before)
+            stretch = budgets.build_graph(event.nodes, budgets.NODES - before)
             self.details.add(number, "graph", stretch, continues=more)
 
-    def _take_guards(self, process: int, event: GuardsBuilt, at: int) -> None:
+    def _take_guards(self, process: int, event: schema.GuardsBuilt, at: int) -> None:
         number = self._find_compile(process, event, at)
-        if number != NONE:
+        if number != model.NONE:
             before = sum(map(len, self.details.find(number, "guards"))) if event.continues else 0
             self._compiles[number].guards = event.count
-            if before < SOURCE:
-                source = cut(event.source, SOURCE - before)
+            if before < budgets.SOURCE:
+                source = model.cut(event.source, budgets.SOURCE - before)
                 self.details.add(number, "guards", source, continues=event.continues)
 
-    def _take_rows(self, process: int, event: WiresArmed | ReadsSeen, at: int) -> None:
+    def _take_rows(
+        self, process: int, event: schema.WiresArmed | schema.ReadsSeen, at: int
+    ) -> None:
         number = self._find_compile(process, event, at)
-        if number != NONE:
-            part = "wires" if isinstance(event, WiresArmed) else "reads"
+        if number != model.NONE:
+            part = "wires" if isinstance(event, schema.WiresArmed) else "reads"
             found = getattr(event, part)
             before = getattr(self._compiles[number], part) if event.continues else 0
             setattr(self._compiles[number], part, before + len(found))
-            rows = build_rows(found, ROWS - before)
+            rows = budgets.build_rows(found, budgets.ROWS - before)
             self.details.add(number, part, rows, continues=event.continues)
 
-    def _take_retirement(self, process: int, event: Retired, at: int) -> None:
+    def _take_retirement(self, process: int, event: schema.Retired, at: int) -> None:
         self._processes[process].retirements += 1
         number = self._known_compile(process, event)
-        if number != NONE:
+        if number != model.NONE:
             self._compiles[number].retired += 1
         self._retirements.add(
-            cut(event.source),
+            model.cut(event.source),
             "",
             _place(event.file, event.line, event.function, event.excerpt),
-            Occurrence(at, process, number, cut(event.old, 200), cut(event.new, 200)),
+            model.Occurrence(
+                at, process, number, model.cut(event.old, 200), model.cut(event.new, 200)
+            ),
         )
         self._mark(process, event, at, "retirement", event.source)
 
-    def _take_refusal(self, process: int, event: RunRefused, at: int) -> None:
+    def _take_refusal(self, process: int, event: schema.RunRefused, at: int) -> None:
         self._processes[process].refusals += 1
         self._refusals.add(
-            cut(event.slug, 80),
-            cut(event.reason, 2_000),
+            model.cut(event.slug, 80),
+            model.cut(event.reason, 2_000),
             _place(event.file, event.line, event.function, event.excerpt),
-            Occurrence(at, process, self._known_compile(process, event)),
+            model.Occurrence(at, process, self._known_compile(process, event)),
         )
         self._mark(process, event, at, "refusal", event.slug)
 
-    def _take_recompile(self, process: int, event: Recompiled, at: int) -> None:
+    def _take_recompile(self, process: int, event: schema.Recompiled, at: int) -> None:
         self._processes[process].recompiles += 1
         number = self._find_compile(process, event, at)
-        row = self._compiles[number] if number != NONE else None
-        place = UserLine(row.file, row.line) if row is not None else UserLine()
+        row = self._compiles[number] if number != model.NONE else None
+        place = model.UserLine(row.file, row.line) if row is not None else model.UserLine()
         reasons = "\n".join(event.reasons[:50])
         said = "; ".join(event.user_contexts[:20])
         self._recompiles.add(
-            cut(event.function),
-            cut(reasons, 2_000),
+            model.cut(event.function),
+            model.cut(reasons, 2_000),
             place,
-            Occurrence(at, process, number, after=cut(said)),
+            model.Occurrence(at, process, number, after=model.cut(said)),
         )
         self._mark(process, event, at, "recompile", event.function)
 
-    def _take_record(self, process: int, event: RecordWritten, at: int) -> None:
+    def _take_record(self, process: int, event: schema.RecordWritten, at: int) -> None:
         self._processes[process].records += 1
         self._mark(process, event, at, "record", event.exception or event.function)
-        cost = RECORD + measure(event.path, event.function, event.exception)
+        cost = RECORD + budgets.measure(event.path, event.function, event.exception)
         if len(self._records) >= RECORDS or not self._allowance.take(cost):
             self._skipped.records += 1
             return
         self._records.append(
-            RecordRow(
-                cut(event.path, 1_000),
-                cut(event.function),
-                cut(event.exception, 1_000),
+            model.RecordRow(
+                model.cut(event.path, 1_000),
+                model.cut(event.function),
+                model.cut(event.exception, 1_000),
                 at,
                 process,
                 self._known_compile(process, event),
@@ -408,33 +379,35 @@ class Collector:
 
 
 _TAKERS: dict[type, Callable[..., None]] = {
-    ThreadNamed: Collector._take_thread,
-    SpanDone: Collector._take_span,
-    Instant: Collector._take_instant,
-    Counts: Collector._take_counts,
-    CompileStarted: Collector._take_start,
-    CompileFinished: Collector._take_end,
-    GraphCaptured: Collector._take_graph,
-    GuardsBuilt: Collector._take_guards,
-    WiresArmed: Collector._take_rows,
-    ReadsSeen: Collector._take_rows,
-    Retired: Collector._take_retirement,
-    RunRefused: Collector._take_refusal,
-    Recompiled: Collector._take_recompile,
-    RecordWritten: Collector._take_record,
+    schema.ThreadNamed: Collector._take_thread,
+    schema.SpanDone: Collector._take_span,
+    schema.Instant: Collector._take_instant,
+    schema.Counts: Collector._take_counts,
+    schema.CompileStarted: Collector._take_start,
+    schema.CompileFinished: Collector._take_end,
+    schema.GraphCaptured: Collector._take_graph,
+    schema.GuardsBuilt: Collector._take_guards,
+    schema.WiresArmed: Collector._take_rows,
+    schema.ReadsSeen: Collector._take_rows,
+    schema.Retired: Collector._take_retirement,
+    schema.RunRefused: Collector._take_refusal,
+    schema.Recompiled: Collector._take_recompile,
+    schema.RecordWritten: Collector._take_record,
 }
 
 
-def _place(file: str, line: int, function: str, excerpt: str) -> UserLine:
-    return UserLine(cut(file), line, cut(function, 200), "", cut(excerpt, 2_000))
+def _place(file: str, line: int, function: str, excerpt: str) -> model.UserLine:
+    return model.UserLine(
+        model.cut(file), line, model.cut(function, 200), "", model.cut(excerpt, 2_000)
+    )
 
 
-def _judge(metrics: CompilationMetrics) -> tuple[Status, str]:
-    reason = cut(metrics.fail_reason or "", 2_000)
+def _judge(metrics: CompilationMetrics) -> tuple[model.Status, str]:
+    reason = model.cut(metrics.fail_reason or "", 2_000)
     if metrics.refusal is not None:
-        return "refused", reason or cut(metrics.refusal)
+        return "refused", reason or model.cut(metrics.refusal)
     if metrics.fail_type is not None:
-        return "failed", f"{cut(metrics.fail_type, 200)}: {reason}"
+        return "failed", f"{model.cut(metrics.fail_type, 200)}: {reason}"
     if metrics.has_guarded_code is False:
         return "no entry", ""
     return "compiled", ""

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from tripwire.errors import TelemetryError
@@ -84,12 +83,7 @@ class MetricsContext(_Figures):
         self._level += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._level == 0:
             raise TelemetryError(
                 "A metrics context was left that was never entered.", slug="metrics-not-in-progress"

@@ -28,19 +28,8 @@ from typing import Any
 from tripwire.errors import TelemetryError
 from tripwire.files import make_folder, open_new
 from tripwire.forks import make_lock
-from tripwire.telemetry import clock
+from tripwire.telemetry import clock, schema
 from tripwire.telemetry.metrics import find_version
-from tripwire.telemetry.schema import (
-    MAJOR,
-    MINOR,
-    Event,
-    Header,
-    Instant,
-    ThreadNamed,
-    clean,
-    encode,
-    encode_lines,
-)
 from tripwire.telemetry.threads import count, local
 
 logger = logging.getLogger("tripwire.telemetry")
@@ -75,23 +64,23 @@ class EventLog:
         self._named: set[int] = set()  # threads that have said their names
         _logs.add(self)
 
-    def write(self, event: Event) -> None:
+    def write(self, event: schema.Event) -> None:
         """Append one event."""
         begin = clock.monotonic_ns()
         if self._file is None and not self._open():
             return
         if event.thread not in self._named:
             self._name_thread(event)
-        lines = encode_lines(self._clean(event))
+        lines = schema.encode_lines(self._clean(event))
         if self.bytes + len(lines) > self.longest:
             self._end(event)
         else:
             self._append(lines)
         self.spent_ns += clock.monotonic_ns() - begin
 
-    def _clean(self, event: Event) -> Event:
+    def _clean(self, event: schema.Event) -> schema.Event:
         before = self._redactor.count
-        cleaned = clean(event, self._redactor)
+        cleaned = schema.clean(event, self._redactor)
         if self._redactor.count > before:
             count("redaction", "values", self._redactor.count - before)
         return cleaned
@@ -117,11 +106,13 @@ class EventLog:
             self.lines += lines.count(b"\n")
             self.bytes += len(lines)
 
-    def _end(self, event: Event) -> None:
+    def _end(self, event: schema.Event) -> None:
         """The file is as long as it may be: say so in it, and write no more."""
         if not self.dropped:
-            full = Instant(time_ns=event.time_ns, thread=event.thread, name="the log is full")
-            self._append(encode(full))
+            full = schema.Instant(
+                time_ns=event.time_ns, thread=event.thread, name="the log is full"
+            )
+            self._append(schema.encode(full))
             self._drop(
                 f"the file has {self.bytes:,} bytes, and its limit is {self.longest:,}; "
                 "TRIPWIRE_LOG_BYTES sets another limit"
@@ -140,7 +131,7 @@ class EventLog:
                 make_folder(self.directory)
                 with ExitStack() as stack:
                     file = stack.enter_context(io.FileIO(open_new(path, os.O_APPEND), "wb"))
-                    _write(file, encode_lines(clean(header, self._redactor)))
+                    _write(file, schema.encode_lines(schema.clean(header, self._redactor)))
                     stack.pop_all()
             except OSError as error:
                 self._drop(error)
@@ -154,12 +145,12 @@ class EventLog:
             self.close()
             logger.warning("nothing more is logged into %s: %s", self.directory, why)
 
-    def _name_thread(self, event: Event) -> None:
+    def _name_thread(self, event: schema.Event) -> None:
         self._named.add(event.thread)
         state = local.state
-        if event.thread == state.ident and not isinstance(event, ThreadNamed):
-            named = ThreadNamed(time_ns=event.time_ns, thread=state.ident, name=state.name)
-            self._append(encode(named))
+        if event.thread == state.ident and not isinstance(event, schema.ThreadNamed):
+            named = schema.ThreadNamed(time_ns=event.time_ns, thread=state.ident, name=state.name)
+            self._append(schema.encode(named))
 
     def _forget(self) -> None:
         self.path, self._file = None, None
@@ -189,13 +180,13 @@ def find_longest() -> int:
     return int(said or LONGEST)
 
 
-def describe_process() -> Header:
+def describe_process() -> schema.Header:
     """This process, as the header of a log that begins now."""
     from tripwire.redaction import is_wanted  # see EventLog
 
-    return Header(
-        major=MAJOR,
-        minor=MINOR,
+    return schema.Header(
+        major=schema.MAJOR,
+        minor=schema.MINOR,
         host=socket.gethostname(),
         pid=os.getpid(),
         parent_pid=os.getppid(),
@@ -248,13 +239,13 @@ def logging_to(directory: str | os.PathLike[str]) -> Iterator[EventLog]:
         mine.close()
 
 
-def write(event: Event) -> None:
+def write(event: schema.Event) -> None:
     """Append an event, if there is a log. To build one for nothing, ask `is_logging` first."""
     if current is not None:
         current.write(event)
 
 
-def emit(kind: type[Event], **fields: Any) -> None:
+def emit(kind: type[schema.Event], **fields: Any) -> None:
     """Append an event of this moment, this thread and the compile that is going on in it."""
     if current is not None:
         state = local.state

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct
@@ -74,12 +73,7 @@ class Span(_Keyed, frozen=True, eq=False, kw_only=True, gc=False):  # nothing le
     def __enter__(self) -> None:
         _enter(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         _leave(self, kind)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -21,19 +21,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tripwire.errors import TelemetryError
 from tripwire.files import replacing
+from tripwire.telemetry import schema
 from tripwire.telemetry.reader import Allowance, Logged, LogReader, too_large
-from tripwire.telemetry.schema import (
-    CompileFinished,
-    Counts,
-    Instant,
-    Recompiled,
-    RecordWritten,
-    Retired,
-    RunRefused,
-    SpanDone,
-    ThreadNamed,
-    join_pieces,
-)
 
 # Bytes that what is held takes, beside its texts: a thread, a span of a depth that others are
 # inside of, and in a flame graph a span and a name.
@@ -67,7 +56,9 @@ def stream_trace(reader: LogReader, file: IO[bytes]) -> None:
     """Write a trace while its log is read, twice: the first time for the earliest moment."""
     begin = min((logged.wall_ns for logged in reader), default=0)
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-    file.writelines(join_pieces(map(msgspec.json.encode, build_events(reader, begin)), b",\n"))
+    file.writelines(
+        schema.join_pieces(map(msgspec.json.encode, build_events(reader, begin)), b",\n")
+    )
     file.write(b'\n],"otherData":{"start_wall_ns":"%d"}}\n' % begin)
 
 
@@ -85,9 +76,9 @@ def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
         ns = logged.wall_ns - begin_ns
         pid, tid = process.pid, event.thread
         match event:
-            case ThreadNamed():
+            case schema.ThreadNamed():
                 yield _name("thread_name", pid, tid, event.name)
-            case SpanDone():
+            case schema.SpanDone():
                 lane = lanes.get((process.token, tid))
                 if lane is None:
                     _pay(allowance, _THREAD + getsizeof(process.token), "threads")
@@ -104,7 +95,7 @@ def build_events(reader: LogReader, begin_ns: int) -> Iterator[ChromiumEvent]:
                     tid=tid,
                     args=_args(event),
                 )
-            case Counts():
+            case schema.Counts():
                 for group, names in event.groups.items():
                     args: dict[str, object] = dict(names)
                     yield ChromiumEvent(
@@ -154,7 +145,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> ChromiumEvent:
     )
 
 
-def _args(event: SpanDone) -> dict[str, object]:
+def _args(event: schema.SpanDone) -> dict[str, object]:
     args: dict[str, object] = dict(event.data)
     known = {"compile_id": event.compile_id, "error": event.error, "key": event.key}
     args.update({name: value for name, value in known.items() if value is not None})
@@ -164,17 +155,17 @@ def _args(event: SpanDone) -> dict[str, object]:
 def _instant(event: object) -> tuple[str, dict[str, object]] | None:
     """What else is worth a mark in the timeline."""
     match event:
-        case Instant():
+        case schema.Instant():
             return event.name, dict(event.data)
-        case Retired():
+        case schema.Retired():
             return f"retired: {event.source}", _fields(event)
-        case RunRefused():
+        case schema.RunRefused():
             return f"refused: {event.slug}", _fields(event)
-        case Recompiled():
+        case schema.Recompiled():
             return f"recompiled: {event.function}", _fields(event)
-        case RecordWritten():
+        case schema.RecordWritten():
             return "record written", _fields(event)
-        case CompileFinished():
+        case schema.CompileFinished():
             return f"compiled: {event.metrics.co_name or '?'}", {"compile_id": event.compile_id}
     return None
 
@@ -210,11 +201,11 @@ def stream_speedscope(reader: LogReader) -> Iterator[bytes]:
     for logged in reader:
         process, event = logged
         lane = process.token, event.thread
-        if isinstance(event, ThreadNamed):
+        if isinstance(event, schema.ThreadNamed):
             name = event.name.encode()
             _pay(allowance, _NAMED + len(name), "names of threads")
             names[lane] = name
-        elif isinstance(event, SpanDone):
+        elif isinstance(event, schema.SpanDone):
             name = event.name.encode()
             if name not in frames:
                 _pay(allowance, _NAMED + len(name), "names of spans")
@@ -235,7 +226,7 @@ def stream_speedscope(reader: LogReader) -> Iterator[bytes]:
     yield b'{"$schema":%s,"exporter":"tripwire","name":"tripwire",' % msgspec.json.encode(SCHEMA)
     yield b'"activeProfileIndex":0,"shared":{"frames":['
     encoded = (msgspec.json.encode({"name": name.decode()}) for name in frames)
-    yield from join_pieces(encoded, b",\n")
+    yield from schema.join_pieces(encoded, b",\n")
     yield b']},"profiles":['
     separator = b""
     for lane, packed_spans in lanes.items():
@@ -263,7 +254,7 @@ def _profile(name: str, spans: list[bytes], first_ns: int) -> Iterator[bytes]:
     head = {"type": "evented", "name": name, "unit": "microseconds", "startValue": 0}
     yield msgspec.json.encode({**head, "endValue": (last - first_ns) / 1000})[:-1]
     yield b',"events":['
-    yield from join_pieces(map(msgspec.json.encode, _events(spans, first_ns)), b",\n")
+    yield from schema.join_pieces(map(msgspec.json.encode, _events(spans, first_ns)), b",\n")
     yield b"]}"
 
 
@@ -316,11 +307,11 @@ def _export(trace: Any, events: Iterable[Logged], provider: Any) -> int:
     Where more than `WAITING` wait for the one around them, they are sent without it.
     """
     tracer = trace.get_tracer("tripwire", tracer_provider=provider)
-    waiting: dict[int, list[tuple[Logged, SpanDone]]] = {}  # by thread
+    waiting: dict[int, list[tuple[Logged, schema.SpanDone]]] = {}  # by thread
     held = sent = 0
     for logged in events:
         event = logged.event
-        if not isinstance(event, SpanDone):
+        if not isinstance(event, schema.SpanDone):
             continue
         waiting.setdefault(event.thread, []).append((logged, event))
         held += 1
@@ -332,7 +323,7 @@ def _export(trace: Any, events: Iterable[Logged], provider: Any) -> int:
     return sent + sum(_send_tree(trace, tracer, tree) for tree in waiting.values())
 
 
-def _send_tree(trace: Any, tracer: Any, tree: list[tuple[Logged, SpanDone]]) -> int:
+def _send_tree(trace: Any, tracer: Any, tree: list[tuple[Logged, schema.SpanDone]]) -> int:
     above: dict[int, Any] = {}  # the context of the latest span at each depth
     for logged, event in reversed(tree):  # the outermost first, later ones before earlier ones
         parent = above.get(event.depth - 1)

@@ -20,29 +20,10 @@ from typing import IO
 import msgspec
 
 from tripwire.files import check_no_link, make_folder, replacing
+from tripwire.telemetry import schema
 from tripwire.telemetry.compiles import CompileId
 from tripwire.telemetry.metrics import CompilationMetrics
 from tripwire.telemetry.reader import Allowance, Logged, LogReader, too_large
-from tripwire.telemetry.schema import (
-    LONG,
-    CompileFinished,
-    CompileStarted,
-    Event,
-    GraphCaptured,
-    GraphNode,
-    GuardsBuilt,
-    Header,
-    Instant,
-    ReadsSeen,
-    Recompiled,
-    RecordWritten,
-    Retired,
-    RunRefused,
-    RuntimeMetrics,
-    SpanDone,
-    WiresArmed,
-    join_pieces,
-)
 
 Envelope = dict[str, object]
 
@@ -83,14 +64,14 @@ def write_torch_trace(log: str | os.PathLike[str], target: str | os.PathLike[str
     return written
 
 
-def _tell_apart(process: Header) -> str:
+def _tell_apart(process: schema.Header) -> str:
     """A part of a file's name: digits and letters, whatever the log says."""
     rank = "" if process.rank is None else f"rank_{process.rank}_"
     token = process.token if re.fullmatch(r"[0-9a-zA-Z]{1,32}", process.token) else "log"
     return f"{rank}{process.pid}_{token}"
 
 
-_Long = GraphCaptured | GuardsBuilt | WiresArmed | ReadsSeen
+_Long = schema.GraphCaptured | schema.GuardsBuilt | schema.WiresArmed | schema.ReadsSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +83,7 @@ class _Payload:
     envelope: Envelope
     pieces: list[bytes]
 
-    def goes_on_in(self, event: Event) -> bool:
+    def goes_on_in(self, event: schema.Event) -> bool:
         before = self.event
         return (
             isinstance(event, type(before))
@@ -113,17 +94,17 @@ class _Payload:
     def finish(self) -> list[bytes]:
         """The payload as torch has it."""
         match self.event:
-            case GraphCaptured():
-                return [*join_pieces(self.pieces, b"\n")]
-            case GuardsBuilt():
+            case schema.GraphCaptured():
+                return [*schema.join_pieces(self.pieces, b"\n")]
+            case schema.GuardsBuilt():
                 return _guards(self.pieces)
-        return [b"[", *join_pieces(self.pieces, b","), b"]"]
+        return [b"[", *schema.join_pieces(self.pieces, b","), b"]"]
 
 
 class TraceWriter:
     """Writes the events of one process."""
 
-    def __init__(self, file: IO[bytes], process: Header) -> None:
+    def __init__(self, file: IO[bytes], process: schema.Header) -> None:
         self._file = file
         self._process = process
         self._interned: dict[bytes, int] = {}
@@ -142,39 +123,46 @@ class TraceWriter:
         if self._held is not None and not self._held.goes_on_in(event):
             self._release()
         match event:
-            case SpanDone():
+            case schema.SpanDone():
                 self._span(event, ns)
-            case Instant():
+            case schema.Instant():
                 self._chromium(event, ns, "i", event.name, dict(event.data))
-            case CompileStarted():
+            case schema.CompileStarted():
                 frame = self._frame(event.file, event.line, event.function, ns)
                 self._write(event, ns, {"dynamo_start": {"stack": [frame]}})
-            case CompileFinished():
+            case schema.CompileFinished():
                 self._write(event, ns, {"compilation_metrics": _metrics(event.metrics)})
-            case RuntimeMetrics():
+            case schema.RuntimeMetrics():
                 self._artifact(event, ns, "runtime_metrics", event.metrics)
-            case GraphCaptured():
+            case schema.GraphCaptured():
                 sizes: dict[str, list[int]] = {}
                 code = b"\n".join(_node(node).encode() for node in event.nodes)
                 self._hold(event, ns, {"dynamo_output_graph": {"sizes": sizes}}, code)
-            case GuardsBuilt():
+            case schema.GuardsBuilt():
                 self._hold(event, ns, {"dynamo_guards": {}}, event.source.encode())
-            case WiresArmed() | ReadsSeen():
-                rows_of = event.wires if isinstance(event, WiresArmed) else event.reads
-                name = "tripwire_wires" if isinstance(event, WiresArmed) else "tripwire_reads"
+            case schema.WiresArmed() | schema.ReadsSeen():
+                rows_of = event.wires if isinstance(event, schema.WiresArmed) else event.reads
+                name = (
+                    "tripwire_wires" if isinstance(event, schema.WiresArmed) else "tripwire_reads"
+                )
                 envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
                 self._hold(event, ns, envelope, msgspec.json.encode(rows_of)[1:-1])
-            case Retired() | RunRefused() | Recompiled() | RecordWritten():
+            case (
+                schema.Retired()
+                | schema.RunRefused()
+                | schema.Recompiled()
+                | schema.RecordWritten()
+            ):
                 name = f"tripwire_{event.__struct_config__.tag}"
                 self._artifact(event, ns, name, event)
 
-    def _span(self, event: SpanDone, ns: int) -> None:
+    def _span(self, event: schema.SpanDone, ns: int) -> None:
         args = {**event.data, **({"error": event.error} if event.error else {})}
         self._chromium(event, ns, "X", event.name, args, event.duration_ns / 1000)
 
     def _chromium(
         self,
-        event: Event,
+        event: schema.Event,
         ns: int,
         phase: str,
         name: str,
@@ -197,14 +185,14 @@ class TraceWriter:
         # Not indented: of data nested a thousand times, that would be four megabytes of spaces.
         self._write(event, ns, {"chromium_event": {}}, msgspec.json.encode(content))
 
-    def _artifact(self, event: Event, ns: int, name: str, content: object) -> None:
+    def _artifact(self, event: schema.Event, ns: int, name: str, content: object) -> None:
         envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
         self._write(event, ns, envelope, msgspec.json.encode(content))
 
     def _hold(self, event: _Long, ns: int, envelope: Envelope, piece: bytes) -> None:
         """Keep a payload until its last piece has come: its sum stands before it."""
         if self._held is None:
-            field = LONG[type(event)]
+            field = schema.LONG[type(event)]
             emptied = msgspec.structs.replace(event, **{field: getattr(event, field)[:0]})
             self._held = _Payload(emptied, ns, envelope, [])
         if piece:
@@ -227,7 +215,11 @@ class TraceWriter:
         return {"filename": number, "line": line, "name": function}
 
     def _write(
-        self, event: Event, ns: int, envelope: Envelope, payload: bytes | list[bytes] | None = None
+        self,
+        event: schema.Event,
+        ns: int,
+        envelope: Envelope,
+        payload: bytes | list[bytes] | None = None,
     ) -> None:
         found = CompileId.find(event.compile_id)
         if found is not None:
@@ -289,7 +281,7 @@ def _guards(source: Iterable[bytes]) -> list[bytes]:
     return [*pieces, bytes(rows), b"]"]
 
 
-def _node(node: GraphNode) -> str:
+def _node(node: schema.GraphNode) -> str:
     place = f"  # {node.file}:{node.line} in {node.function}" if node.file else ""
     scope = f"  [{node.scope}]" if node.scope else ""
     shape = f": {node.shape}" if node.shape else ""

@@ -13,7 +13,7 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType, FunctionType, TracebackType
+from types import FrameType, FunctionType
 
 from tripwire.errors import BadOption
 from tripwire.recording.capture.calls import Beginning, Writing, log
@@ -40,12 +40,7 @@ class InBlock:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         CURRENT.kept = self._outer
         if isinstance(error, Exception):
