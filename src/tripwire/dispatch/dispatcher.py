@@ -1,8 +1,7 @@
 """Dispatcher: a call goes to the entry that admits it, or through the pipeline, or runs plainly.
 
-Entries are tried newest first; where there are many, the one that took the last call of this form
-is tried before them. A hit does work in its own arguments only. What can't be compiled runs as
-plain Python (L5). The file is long, so that every way that a call can go is in one place.
+Entries are tried newest first; of many, the one that took the last call of this form is the first.
+A hit does work in its own arguments only. What can't be compiled runs as plain Python (L5).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import monotonic as now
 from typing import Any
@@ -28,22 +26,12 @@ from tripwire.backends.dynamo import (
 )
 from tripwire.backends.handover import one_round
 from tripwire.backends.registry import find_backend, is_prepared, name_of, out_of_dynamo, prepare
+from tripwire.dispatch import telling
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.inner import Inner
 from tripwire.dispatch.patience import Patience, Regions, form_of, key_of, refuse_over_limit
 from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned
 from tripwire.dispatch.tally import Balance, Statistics, Tally
-from tripwire.dispatch.telling import (
-    Callee,
-    Followed,
-    Teller,
-    count_frame,
-    explain_miss,
-    follow,
-    reset,
-    tell_entry,
-    tell_guards,
-)
 from tripwire.dispatch.turns import BACKGROUND, Turn
 from tripwire.dispatch.variation import Variation
 from tripwire.env import is_fx_tracing
@@ -70,7 +58,7 @@ _AGAIN = object()  # another thread made an entry meanwhile: look once more
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
 
 
-class Dispatcher(Followed):
+class Dispatcher(telling.Followed):
     """Everything that is compiled of one callable."""
 
     def __init__(self, target: Callable[..., Any], name: str, options: Options) -> None:
@@ -94,7 +82,7 @@ class Dispatcher(Followed):
         self._by_form: dict[object, Entry] = {}  # which entry took the last call of a form
         self._forced: dict[object, Dispatcher] = {}  # by the back end of a stance
         self._tally = Tally()
-        self._teller = Teller(self.name)
+        self._teller = telling.Teller(self.name)
         self._patience = Patience(
             self.name, fullgraph=options.fullgraph, cache_size=options.cache_size
         )
@@ -209,14 +197,14 @@ class Dispatcher(Followed):
         self._heeded = stance
         return None
 
-    def _check_stance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _check_stance(self, args: Any, kwargs: Any, probed: dict[object, Any]) -> bool:
         """Whether a call that no entry takes may be traced."""
         stance = find_stance()
         if stance is None or stance.stance not in ("eager_on_recompile", "fail_on_recompile"):
             return True
         if stance.stance == "eager_on_recompile":
             return False
-        reasons = [explain_miss(entry, args, kwargs, {}) for entry in self._entries]
+        reasons = telling.explain_misses(self._entries, args, kwargs, probed)
         raise CannotTrace(
             f"{self.name}: no compiled code fits this call, and the stance fail_on_recompile "
             f"forbids a new trace. {' | '.join(reasons) or 'Nothing is compiled yet.'}",
@@ -304,7 +292,7 @@ class Dispatcher(Followed):
             raise failed
         key = key_of(self.target, args, kwargs)
         changes: list[Mismatch] = []
-        may_trace = self._check_stance(args, kwargs) and not self._patience.is_resting(key)
+        may_trace = self._check_stance(args, kwargs, probed) and not self._patience.is_resting(key)
         if may_trace and is_cut_off():
             self._refuse_to_compile(CUT_OFF, key)
         elif may_trace and not has_compiler_elsewhere(self.options.waits):
@@ -362,26 +350,13 @@ class Dispatcher(Followed):
     ) -> list[Mismatch]:
         """In what a call differs from those that have entries: from the one that is nearest."""
         near = sorted(entries, key=lambda entry: not entry.standing.is_in_use)[:_COMPARED]
-        found = [self._find_mismatches(entry, args, kwargs, probed) for entry in near]
+        found: list[list[Mismatch]] = []
+        for entry in near:
+            failures = telling.find_failures(entry, args, kwargs, probed)
+            if not failures and entry.standing.is_gone:
+                failures += self._tally.causes[-1:]
+            found.append([failure.mismatch for failure in failures])
         return min(filter(None, found), key=len, default=[])
-
-    def _find_mismatches(
-        self,
-        entry: Entry,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        probed: dict[object, Any],
-    ) -> list[Mismatch]:
-        """Why an entry isn't for a call, as data."""
-        changes = entry.standing.find_mismatches(args, kwargs)
-        if not changes and entry.probe is not None and entry.probe.key in probed:
-            change = entry.probe.find_mismatch(probed[entry.probe.key])
-            changes = [] if change is None else [change]
-        if not changes and entry in probed:
-            changes = [probed[entry]]
-        if not changes and entry.standing.is_gone:
-            changes = [cause.mismatch for cause in self._tally.causes[-1:]]
-        return changes
 
     def _compile(
         self,
@@ -396,20 +371,17 @@ class Dispatcher(Followed):
         checkpoint = find_checkpoint()
         if checkpoint is not None:
             self._regions.note(checkpoint, self._entries)
-        count_frame("miss")
-        follow(self)
+        telling.count_frame("miss")
+        telling.follow(self)
         for change in changes:
             self._patience.changes.note(change)
-        with self._compiling(self._tally.traces):
+        with self._teller.compiling(self.target, self._tally.traces, self.options):
             if self._entries:
                 with RETIRE:
                     for entry in self._entries:
                         entry.standing.look_at_pulled()
                     self._teller.tell_miss(self._entries, args, kwargs, probed)
             return self._trace(args, kwargs, key, [change.source for change in changes])
-
-    def _compiling(self, number: int) -> AbstractContextManager[object]:
-        return self._teller.compiling(self.target, number, self.options)
 
     def _trace(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: object, sources: list[str]
@@ -433,7 +405,7 @@ class Dispatcher(Followed):
         with TRACE if isinstance(made.outcome, Refusal) else PLAN:
             self._take(made, key, sources, now() - began)
             if isinstance(made.outcome, Entry):
-                tell_guards(made.outcome, args, kwargs)
+                telling.tell_guards(made.outcome, args, kwargs)
             del made  # in here: what only the trace held takes time to die
         return result
 
@@ -449,7 +421,7 @@ class Dispatcher(Followed):
             if dispatcher is None:
                 return
             try:
-                with dispatcher._compiling(number):
+                with dispatcher._teller.compiling(dispatcher.target, number, dispatcher.options):
                     if dispatcher._pipeline is pipeline:  # it may have begun anew
                         dispatcher._finish(planned, key, sources, took)
             finally:
@@ -500,13 +472,13 @@ class Dispatcher(Followed):
             assert trace.completion is not None
             outcome.last_used = next(self._clock)
             self._tally.made += 1
-            tell_of_reset(reset)
+            tell_of_reset(telling.reset)
             with self._lock:
                 self._entries = (outcome, *self._drop_entries())
                 self._by_form = {}  # holds none that was dropped
             if not trace.completion.effects.volatile:
                 self._patience.note_settled(key)
-            tell_entry(outcome, trace, len(self._entries), self.options)
+            telling.tell_entry(outcome, trace, len(self._entries), self.options)
 
     def _drop_entries(self) -> tuple[Entry, ...]:
         """Entries that stay beside a new one: the dead go, and above the bound the oldest.
@@ -600,7 +572,7 @@ class Dispatcher(Followed):
         return self._tally.statistics(self._entries)
 
     @property
-    def callee(self) -> Callee | None:
+    def callee(self) -> telling.Callee | None:
         """What is known of the callable, once it was traced."""
         return self._teller.callee
 

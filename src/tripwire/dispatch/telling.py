@@ -135,7 +135,7 @@ class Teller:
         is_told = telemetry.is_enabled()
         if not is_told and not recompiles.isEnabledFor(logging.INFO):
             return
-        reasons = _explain_misses(entries, args, kwargs, probed)
+        reasons = explain_misses(entries, args, kwargs, probed)
         recompiles.info("%s is traced again: %s", self.name, " | ".join(reasons))
         if is_told:
             contexts = compiles.collect_user_contexts()
@@ -179,14 +179,7 @@ class Teller:
         return is_new
 
 
-def explain_miss(
-    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
-) -> str:
-    """Why an entry isn't for a call."""
-    return "; ".join(_find_failures(entry, args, kwargs, probed))
-
-
-def _explain_misses(
+def explain_misses(
     entries: Sequence[Entry],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -196,7 +189,8 @@ def _explain_misses(
     reasons: list[str] = []
     told: set[str] = set()
     for entry in entries:
-        failures = _find_failures(entry, args, kwargs, probed)
+        why = "an object that it read is gone" if entry.standing.is_gone else "no reason found"
+        failures = list(map(str, find_failures(entry, args, kwargs, probed))) or [why]
         new = [failure for failure in failures if failure not in told]
         told.update(new)
         if new:
@@ -204,17 +198,15 @@ def _explain_misses(
     return reasons
 
 
-def _find_failures(
+def find_failures(
     entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], probed: dict[object, Any]
-) -> list[str]:
-    failures = entry.standing.find_failures(args, kwargs)
-    if not failures and entry.probe is not None:
-        failure = entry.probe.find_failure(probed.get(entry.probe.key))
-        failures = [failure] if failure else []
-    if not failures and entry in probed:
-        change: Mismatch = probed[entry]
-        failures = [f"{change.source}: expected {change.old}, found {change.new}"]
-    return failures or ["no reason found"]
+) -> list[Cause | Mismatch]:
+    """Why an entry isn't for a call, as far as that can be told."""
+    found = entry.standing.find_failures(args, kwargs)
+    if not found and entry.probe is not None and entry.probe.key in probed:
+        change = entry.probe.find_mismatch(probed[entry.probe.key])
+        found = [] if change is None else [change]
+    return found or ([probed[entry]] if entry in probed else [])
 
 
 def tell_entry(entry: Entry, trace: Trace, entries: int, options: Options) -> None:

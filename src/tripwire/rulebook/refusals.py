@@ -80,6 +80,14 @@ class Mismatch:
             return "Each number is compiled on its own here: keep the number in a tensor."
         return "Don't change it between calls, or keep it in a tensor."
 
+    @property
+    def mismatch(self) -> Mismatch:
+        """Itself: a cause has one, too."""
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.source}: expected {self.old}, found {self.new}"
+
 
 _TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
 _NUMBER = re.compile(r"-?(\d.*|inf|nan)")

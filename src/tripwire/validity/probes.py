@@ -89,15 +89,8 @@ class Probe:
         if self.n_ints and len(self.agreed) < _REMEMBERED:
             self.agreed.add(fetched[: self.n_ints])
 
-    def find_failure(self, values: tuple[object, ...] | None) -> str | None:
-        """The first value that differs."""
-        change = self.find_mismatch(values)
-        if change is None:
-            return None
-        return f"{change.source}: expected {change.old}, found {change.new}"
-
     def find_mismatch(self, values: tuple[object, ...] | None) -> Mismatch | None:
-        """The same as data. A call that goes another way may have no value there."""
+        """The first value that differs. A call that goes another way may have no value there."""
         if values is None:
             source = f"{self.branches[0].op} at {self.branches[0].where.short}"
             return Mismatch(

@@ -128,19 +128,13 @@ class Standing:
     def __str__(self) -> str:
         return "gone" if self.is_gone else "retired" if self._causes else "in use"
 
-    def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Why the entry isn't for a call."""
+    def find_failures(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Cause | Mismatch]:
+        """Why the entry isn't for a call; empty where it is gone."""
         if self._causes:
-            return [str(cause) for cause in self.causes]
-        if self.plan is None:
-            return ["an object that it read is gone"]
-        return self.plan.guards.find_failures(args, kwargs)
-
-    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
-        """The same as data; empty where the entry is gone."""
-        if self._causes:
-            return [cause.mismatch for cause in self.causes]
-        return [] if self.plan is None else self.plan.guards.find_mismatches(args, kwargs)
+            return list(self.causes)
+        return [] if self.plan is None else self.plan.guards.find_failures(args, kwargs)
 
     def check_suspects(self, suspects: tuple[int, ...]) -> None:
         """Look at what the run itself left changed, and at what was written since."""

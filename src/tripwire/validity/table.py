@@ -204,15 +204,10 @@ class Check:
     def __str__(self) -> str:
         return f"if not ({self.condition}): return None"
 
-    def tell(self, found: object) -> str:
-        """The failure in words; a check of a wire has them already."""
-        text = spell_key(found, str)
-        return f"{self.path}: expected {self.expected}, found {text}" if self.path else text
-
-    def mismatch(self, found: object) -> Mismatch | None:
-        """The failure as data; None where the check says nothing."""
+    def tell(self, found: object) -> Cause | Mismatch | None:
+        """The failure; a check of a wire finds a cause. None where the check says nothing."""
         if isinstance(found, Cause):
-            return found.mismatch
+            return found
         return Mismatch(self.path, self.expected, spell_key(found, str)) if self.path else None
 
 
@@ -267,24 +262,16 @@ class Guards:
             if not isinstance(self.admits, FunctionType):
                 self.admits.swap_others(tuple(now))  # type: ignore[attr-defined]  # it is a table
 
-    def find_failures(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """Which checks fail, with expected and found values."""
-        found = (check.tell(found) for check, found in self._find_failed(args, kwargs))
-        return [text for text in found if text]
-
-    def find_mismatches(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Mismatch]:
-        """The same as data."""
-        found = (check.mismatch(found) for check, found in self._find_failed(args, kwargs))
-        return [change for change in found if change is not None]
-
-    def _find_failed(
+    def find_failures(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[Check, object]]:
+    ) -> list[Cause | Mismatch]:
+        """Which checks fail, with expected and found values."""
         if "explain" not in self._space:  # few entries are ever asked
             exec(compile(self._write_explain(), "<tripwire guards>", "exec"), self._space)
         failed: list[tuple[int, object]] = self._space["explain"](args, kwargs)
         checks = self.checks
-        return [(checks[index], one) for index, found in failed for one in _list_found(found)]
+        told = (checks[index].tell(one) for index, found in failed for one in _list_found(found))
+        return [failure for failure in told if failure is not None]
 
     def _write_explain(self) -> str:
         """The same checks, each on its own: what can't be reached is passed over."""

@@ -234,7 +234,7 @@ def test_explaining_and_asking_draw_nothing() -> None:
     assert compiled.statistics().hits
     before = random.getstate()
     entries = compiled._dispatcher.entries
-    told = [entry.standing.find_mismatches((torch.ones(2),), {}) for entry in entries]
+    told = [entry.standing.find_failures((torch.ones(2),), {}) for entry in entries]
     assert sorted(map(len, told)) == [0, 1]  # one is for the next call, the other isn't
     assert random.getstate() == before
     assert "random.random()" in str(tripwire.explain(compiled))
