@@ -29,7 +29,6 @@ from tripwire.reading.binding import build_binding
 from tripwire.reading.effects import Volatile, refer_to
 from tripwire.reading.holders import Holder, may_plant
 from tripwire.reading.kinds import ABSENT, ElementsKind, ItemsKind, Kind
-from tripwire.reading.meeting import VIEWS, is_containers_method
 from tripwire.reading.reader import SWAPS_AT_ONCE
 from tripwire.reading.sources import (
     Attr,
@@ -58,7 +57,7 @@ from tripwire.values.classes import (
     isinstance,
 )
 from tripwire.values.contents import at_once, bound_cells, dict_behind, elements_of, own_dict
-from tripwire.values.identity import PLAIN
+from tripwire.values.identity import PLAIN, VIEWS, is_containers_method
 from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ pytree functions excepted.
 from __future__ import annotations
 
 import abc
-import array
 import datetime
 import functools
 import gc
@@ -25,34 +24,14 @@ from collections import defaultdict, deque, namedtuple
 from collections.abc import Generator, Iterator
 from contextvars import ContextVar
 from decimal import Decimal
-from enum import Enum
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from tripwire.env import is_library_file
+from tripwire.reading import kinds
 from tripwire.reading.holders import Holder, Holders
-from tripwire.reading.kinds import (
-    ARRAY,
-    ATTRIBUTES,
-    CELLS,
-    CLASS_DICT,
-    CODE,
-    CONTEXT,
-    ELEMENTS,
-    FACTORY,
-    ITEMS,
-    LIBRARY_CLASS,
-    MEMBERS,
-    MEMO,
-    SLOTS,
-    THREAD_LOCAL,
-    WEAK,
-    LibraryNamesKind,
-    TableKind,
-    is_link,
-)
 from tripwire.reading.reader import (
     HOOK_TABLES,
     MODULE_TABLES,
@@ -99,7 +78,10 @@ from tripwire.values.contents import (
     slots_of,
 )
 from tripwire.values.identity import (
+    BYTES,
     CONTAINERS,
+    MEMO_TYPE,
+    VIEWS,
     hides_state,
     is_array,
     is_library_class,
@@ -107,6 +89,7 @@ from tripwire.values.identity import (
     is_librarys,
     is_looked_into,
     is_numpy_constant,
+    is_pinned,
 )
 from tripwire.values.numbers import OpenFloat, OpenInt
 
@@ -125,27 +108,8 @@ LEAVES = ids_of(
 _INDEXED_MODULES = (nn.ModuleList, nn.Sequential, nn.ParameterList)
 _KEYED_TABLE = {nn.ModuleDict: "_modules", nn.ParameterDict: "_parameters"}
 _IMMUTABLE = ids_of(re.Pattern, datetime.date, datetime.timedelta, Decimal, struct.Struct)
-BYTES = (bytearray, array.array)
-_MEMO_TYPE = type(functools.lru_cache(len))
-# What a call must find unchanged itself, not an equal one.
-PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, Enum, _MEMO_TYPE)
-_EMPTY: dict[object, object] = {}
-VIEWS = type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
-
-
-def is_pinned(value: object) -> bool:
-    """Whether a call must find this very object, not an equal one; not so a container's method."""
-    return isinstance(value, PINNED) and not is_containers_method(value)
-
-
-def is_containers_method(value: object) -> TypeGuard[types.BuiltinFunctionType]:
-    """`log.append`: each look at it makes another one."""
-    owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
-    return isinstance(owner, (list, dict, set, deque))
-
-
 _TABLES = {
-    (name, indexed, keyed): TableKind(name, indexed=indexed, keyed=keyed)
+    (name, indexed, keyed): kinds.TableKind(name, indexed=indexed, keyed=keyed)
     for name in MODULE_TABLES
     for indexed in (False, True)
     for keyed in (False, True)
@@ -227,7 +191,7 @@ class Meeting(ABC):
             yield from self._function_children(item, path)
             return
         if isinstance(item, threading.local):
-            self.holders.remember(item, THREAD_LOCAL, path, anchored)
+            self.holders.remember(item, kinds.THREAD_LOCAL, path, anchored)
             for name, value in copy_dict(item.__dict__).items():
                 yield value, Attr(path, name)
             yield from self._class_of(item, path)
@@ -242,7 +206,7 @@ class Meeting(ABC):
             self.opaque.append((item, path))
         elif is_array(item) or isinstance(item, BYTES):
             self.homes.add(module_of(cls))
-            self.holders.remember(item, ARRAY, path, anchored)
+            self.holders.remember(item, kinds.ARRAY, path, anchored)
         elif has_pytree(item):
             yield from iter_pytree(item, path)
         elif issubclass(cls, logging.Logger):
@@ -272,12 +236,12 @@ class Meeting(ABC):
         if issubclass(cls, dict):
             yield from self._items(item, path, anchored)
             if isinstance(item, defaultdict):
-                self.holders.remember(item, FACTORY, path, anchored)
+                self.holders.remember(item, kinds.FACTORY, path, anchored)
                 yield item.default_factory, Attr(path, "default_factory")
         elif issubclass(cls, (list, tuple, deque)):
             yield from self._elements(item, path, anchored)
         elif issubclass(cls, set):
-            self.holders.remember(item, MEMBERS, path, anchored)
+            self.holders.remember(item, kinds.MEMBERS, path, anchored)
             yield from self._members(item, path)
         elif issubclass(cls, frozenset):
             yield from self._members(item, path)
@@ -293,13 +257,13 @@ class Meeting(ABC):
         elif issubclass(cls, torch.Generator):
             self.generators.append((item, item.initial_seed()))
         elif issubclass(cls, weakref.ReferenceType):
-            self.holders.remember(item, WEAK, path, anchored)
+            self.holders.remember(item, kinds.WEAK, path, anchored)
             yield item(), Referent(path)
         elif issubclass(cls, ContextVar):
-            self.holders.remember(item, CONTEXT, path, anchored)
+            self.holders.remember(item, kinds.CONTEXT, path, anchored)
             yield _value_of(item), Referent(path)
-        elif isinstance(item, _MEMO_TYPE):
-            self.holders.remember(item, MEMO, path, anchored)
+        elif isinstance(item, MEMO_TYPE):
+            self.holders.remember(item, kinds.MEMO, path, anchored)
             yield from self._memo_children(item, path)
         elif issubclass(cls, types.BuiltinFunctionType):  # mostly it is judged when it is called
             if isinstance(path, Item):
@@ -322,13 +286,15 @@ class Meeting(ABC):
 
     def _remember_logger(self, logger: logging.Logger, path: Source, anchored: bool) -> None:
         """What decides whether a logger is on: its level, or the nearest above it that has one."""
-        self.holders.remember(logger, ATTRIBUTES, path, anchored)
+        self.holders.remember(logger, kinds.ATTRIBUTES, path, anchored)
         manager = Attr(path, "manager")
-        self.holders.remember(logger.manager, ATTRIBUTES, manager, anchored)
-        self.holders.remember(vars(logger.manager), LibraryNamesKind(_OF_MANAGER), manager, True)
+        self.holders.remember(logger.manager, kinds.ATTRIBUTES, manager, anchored)
+        self.holders.remember(
+            vars(logger.manager), kinds.LibraryNamesKind(_OF_MANAGER), manager, True
+        )
         above: logging.Logger | None = logger
         while above is not None:
-            self.holders.remember(vars(above), LibraryNamesKind(_OF_LOGGER), path, True)
+            self.holders.remember(vars(above), kinds.LibraryNamesKind(_OF_LOGGER), path, True)
             above, path = above.parent, Attr(path, "parent")
 
     # --- classes ---
@@ -353,7 +319,7 @@ class Meeting(ABC):
             self.object_at.setdefault(id(path), (base, id(base)))
             self._alive.append(base)
             self.classes.append((base, path))
-            self.holders.remember(base, CLASS_DICT, path, True)
+            self.holders.remember(base, kinds.CLASS_DICT, path, True)
             self._watch_class(base)
             yield from self._held_by_class(base, path)
         if type(cls) is not type and not is_library_class(type(cls)):
@@ -396,7 +362,7 @@ class Meeting(ABC):
         if id(cls) not in self._classes and can_be_written(cls):
             self._classes.add(id(cls))
             self._alive.append(cls)
-            self.holders.remember(cls, LIBRARY_CLASS, path, True)
+            self.holders.remember(cls, kinds.LIBRARY_CLASS, path, True)
 
     def _watch_class(self, cls: type) -> None:
         """Have lookups told that pass a class: of its objects, of itself, and of those below it."""
@@ -426,7 +392,7 @@ class Meeting(ABC):
         if isinstance(module, CONTAINERS):  # a list as well, say
             self.opaque.append((module, path))
         held = self._held[id(module)] = [
-            self.holders.remember(module, ATTRIBUTES, path, anchored),
+            self.holders.remember(module, kinds.ATTRIBUTES, path, anchored),
             *self._remember_slots(module, path, anchored),
         ]
         cls = type(module)
@@ -482,7 +448,7 @@ class Meeting(ABC):
     # --- containers ---
 
     def _items(self, item: dict[Any, Any], path: Source, anchored: bool) -> Reached:
-        self.holders.remember(item, ITEMS, path, anchored)
+        self.holders.remember(item, kinds.ITEMS, path, anchored)
         held = copy_dict(item)
         if self._is_too_large(item, held.values(), path):
             return
@@ -498,7 +464,7 @@ class Meeting(ABC):
                 yield value, Attr(path, name)
             return
         if not isinstance(item, tuple):
-            self.holders.remember(item, ELEMENTS, path, anchored)
+            self.holders.remember(item, kinds.ELEMENTS, path, anchored)
         elements = elements_of(item)
         if self._is_too_large(item, elements, path):
             return
@@ -531,14 +497,14 @@ class Meeting(ABC):
     def _attributes(self, item: Any, path: Source, anchored: bool) -> Reached:
         held = self._held[id(item)] = self._remember_slots(item, path, anchored)
         if own_dict(item) is not None:
-            held.append(self.holders.remember(item, ATTRIBUTES, path, anchored))
+            held.append(self.holders.remember(item, kinds.ATTRIBUTES, path, anchored))
         if held:
             yield from self._meet(item)
 
     def _remember_slots(self, item: Any, path: Source, anchored: bool) -> list[Holder]:
         if not self._know(type(item)).has_slots:
             return []
-        return [self.holders.remember(item, SLOTS, path, anchored)]
+        return [self.holders.remember(item, kinds.SLOTS, path, anchored)]
 
     # --- functions ---
 
@@ -556,7 +522,7 @@ class Meeting(ABC):
 
     def _inside(self, function: types.FunctionType, path: Source) -> Reached:
         """What a function has with it when it runs."""
-        self.holders.remember(function, CODE, path, True)
+        self.holders.remember(function, kinds.CODE, path, True)
         yield from self._cells(function, path)
         if function.__defaults__:
             yield function.__defaults__, Attr(path, "__defaults__")
@@ -565,7 +531,7 @@ class Meeting(ABC):
 
     def _cells(self, function: types.FunctionType, path: Source | None) -> Reached:
         if function.__closure__:
-            self.holders.remember(function, CELLS, path, True)
+            self.holders.remember(function, kinds.CELLS, path, True)
         for name, value in bound_cells(function).items():
             yield value, Cell(path, name)
 
@@ -575,7 +541,7 @@ class Meeting(ABC):
         if id(found) not in self._sources:
             self._sources[id(found)] = step
             self._alive.append(found)
-            self.holders.remember(found, ITEMS, step, True)
+            self.holders.remember(found, kinds.ITEMS, step, True)
             for key, value in copy_dict(found).items():
                 if id(type(value)) not in LEAVES and not is_librarys(value):
                     yield value, Item(step, key)
@@ -598,9 +564,9 @@ class Meeting(ABC):
     def _memo_children(self, memo: Any, path: Source) -> Reached:
         yield memo.__wrapped__, Attr(path, "__wrapped__")
         # With a limit, the memo itself refers to what it holds; without, a dict of its own does.
-        own, space = own_dict(memo), MEMO.space_of(memo)
+        own, space = own_dict(memo), kinds.MEMO.space_of(memo)
         for value in (*space, *space.values(), *gc.get_referents(memo)):
-            if value is not own and value is not space and not is_link(value):
+            if value is not own and value is not space and not kinds.is_link(value):
                 yield value, Attr(path, "cache")
 
 
@@ -616,8 +582,8 @@ def children_of(holder: Holder) -> Reached:
     for key, value in holder.before().items():
         if id(type(value)) in LEAVES or key in MODULE_TABLES:
             continue
-        in_table, cls = isinstance(holder.kind, TableKind), type(holder.owner)
-        in_slot = holder.kind is SLOTS and find_in_class(cls, key) is slots_of(cls).get(key)
+        in_table, cls = isinstance(holder.kind, kinds.TableKind), type(holder.owner)
+        in_slot = holder.kind is kinds.SLOTS and find_in_class(cls, key) is slots_of(cls).get(key)
         if isinstance(value, torch.Tensor) and not in_slot and is_shadowed(cls, key, in_table):
             if in_table or not hides_own(cls, key):
                 continue  # no path leads there

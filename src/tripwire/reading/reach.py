@@ -32,16 +32,8 @@ from tripwire.env import is_library_module
 from tripwire.reading.account import RECORDED
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder, strong
-from tripwire.reading.kinds import (
-    ABSENT,
-    ATTRIBUTES,
-    CODE,
-    MEMBERS,
-    SLOTS,
-    NamesKind,
-    TableKind,
-)
-from tripwire.reading.meeting import LEAVES, PINNED, Meeting, Reached, is_pinned
+from tripwire.reading.kinds import ABSENT, ATTRIBUTES, CODE, MEMBERS, SLOTS, NamesKind, TableKind
+from tripwire.reading.meeting import LEAVES, Meeting, Reached
 from tripwire.reading.names import find_global_names
 from tripwire.reading.reader import (
     ACCESSORS,
@@ -51,26 +43,12 @@ from tripwire.reading.reader import (
     build_reader,
     may_be_made,
 )
-from tripwire.reading.sources import (
-    Attr,
-    Global,
-    Imported,
-    Referent,
-    Running,
-    Source,
-    TypeOf,
-)
+from tripwire.reading.sources import Attr, Global, Imported, Referent, Running, Source, TypeOf
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.reading.uses import Step, StepKind, Uses
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import Refuse, words
-from tripwire.values.classes import (
-    MADE_BY_PYTHON,
-    class_dict,
-    is_exactly,
-    isinstance,
-    mro,
-)
+from tripwire.values.classes import MADE_BY_PYTHON, class_dict, is_exactly, isinstance, mro
 from tripwire.values.contents import (
     PROXIES,
     behind_proxy,
@@ -80,7 +58,14 @@ from tripwire.values.contents import (
     own_dict,
     slots_of,
 )
-from tripwire.values.identity import CONTAINERS, hides_state, is_librarys, is_pythons
+from tripwire.values.identity import (
+    CONTAINERS,
+    PINNED,
+    hides_state,
+    is_librarys,
+    is_pinned,
+    is_pythons,
+)
 from tripwire.values.numbers import holds_numbers
 from tripwire.writes.patches import unhooked
 
@@ -112,9 +97,7 @@ class Reach(Meeting):
     """Tensors go to `on_tensor`; other objects are met."""
 
     def __init__(
-        self,
-        on_tensor: Callable[[torch.Tensor, Source, bool], None],
-        aside: Callable[..., None],
+        self, on_tensor: Callable[[torch.Tensor, Source, bool], None], aside: Callable[..., None]
     ) -> None:
         super().__init__()
         self.reader = build_reader(self._on_read, self._on_name, self._waiting)
@@ -466,7 +449,8 @@ class Reach(Meeting):
         self._asked_unmet |= isinstance(owner, types.ModuleType)
         cls = owner if isinstance(owner, type) else type(owner)
         is_whole = cls is owner and name == "__dict__"
-        holder = cls if is_whole else _holder_of(cls, name)
+        holders = (base for base in mro(cls) if name in class_dict(base))
+        holder = cls if is_whole else next(holders, None)
         path = next((path for base, path in self.classes if base is holder), None)
         if holder is not None and path is not None:
             for made in MADE_BY_PYTHON & class_dict(holder).keys() if is_whole else (name,):
@@ -595,10 +579,6 @@ class Reach(Meeting):
         library = self.holders.remember_library(space, path) if is_library_module(name) else None
         taken = self._taken[id(module)] = _Taken(space, set(), library)
         return taken
-
-
-def _holder_of(cls: type, name: str) -> type | None:
-    return next((base for base in mro(cls) if name in class_dict(base)), None)
 
 
 def _is_plain_class(item: object) -> bool:

@@ -37,7 +37,6 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
-from tripwire.reading.meeting import is_containers_method
 from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
@@ -54,7 +53,7 @@ from tripwire.values.classes import (
     mro,
 )
 from tripwire.values.contents import all_codes, at_once, functions_behind
-from tripwire.values.identity import is_library_function
+from tripwire.values.identity import is_containers_method, is_library_function
 
 # What functions and classes are called; no dict of theirs holds all of it.
 LABELS = words("__name__ __qualname__ __module__ __doc__ __annotations__")
@@ -98,11 +97,7 @@ class ReadSet:
     """Everything that one run could read, narrowed to what its code names."""
 
     def __init__(
-        self,
-        reach: Reach,
-        codes: list[CodeType],
-        computed: frozenset[str],
-        adopted: set[int],
+        self, reach: Reach, codes: list[CodeType], computed: frozenset[str], adopted: set[int]
     ) -> None:
         self.holders = reach.holders.all
         self._reach = reach
@@ -124,48 +119,40 @@ class ReadSet:
         return _join(self._codes)
 
     @cached_property
+    def _users(self) -> list[CodeType]:
+        """The executed code that isn't a library's."""
+        return [code for code in self._codes if not is_library_file(code.co_filename)]
+
+    @cached_property
     def refused(self) -> tuple[str, str] | None:
         """What a user's function names that reads can't be told of, and its line."""
-        for code in self._codes:
+        for code in self._users:
             found = find_uses(code).refused
-            if found is not None and not is_library_file(code.co_filename):
+            if found is not None:
                 return found[0], f"{code.co_filename}:{found[1]}"
         return None
 
     @cached_property
     def asks_for_classes(self) -> bool:
         """Whether a user's function tests what a value is an instance of."""
-        return any(
-            not {"isinstance", "issubclass"}.isdisjoint(find_uses(code).globals)
-            for code in self._codes
-            if not is_library_file(code.co_filename)
-        )
+        asks = {"isinstance", "issubclass"}
+        return not all(asks.isdisjoint(find_uses(code).globals) for code in self._users)
 
     @cached_property
     def labels(self) -> frozenset[str]:
         """Which of the names and texts of functions and classes a user's function may read."""
-        names = (
-            LABELS & find_uses(code).attributes.keys()
-            for code in self._codes
-            if not is_library_file(code.co_filename)
-        )
+        names = (LABELS & find_uses(code).attributes.keys() for code in self._users)
         return (LABELS & self._computed).union(*names)
 
     @cached_property
     def stored(self) -> frozenset[str]:
         """Attribute names that a user's function stores, or that the run computed."""
-        names = (
-            find_uses(code).stored_attributes
-            for code in self._codes
-            if not is_library_file(code.co_filename)
-        )
-        return self._computed.union(*names)
+        return self._computed.union(*(find_uses(code).stored_attributes for code in self._users))
 
     @cached_property
     def compares_identity(self) -> bool:
         """Whether a user's function may ask with `is` which list, set, tuple or dict it has."""
-        users = [code for code in self._codes if not is_library_file(code.co_filename)]
-        asked = {one for code in users for one in find_uses(code).asked}
+        asked = {one for code in self._users for one in find_uses(code).asked}
         return any(not any(map(self._is_code, one)) for one in asked)
 
     def _is_code(self, variable: Step) -> bool:
@@ -186,7 +173,7 @@ class ReadSet:
         """
         if self.compares_identity or self.is_dynamic or not _OF_ONE_TENSOR.isdisjoint(self.names):
             return True
-        users = [code for code in self._codes if not is_library_file(code.co_filename)]
+        users = self._users
         return any(
             not _TELLING_FUNCTIONS.isdisjoint((*uses.globals, *uses.attributes))
             or not _SET_MAKERS.isdisjoint(code.co_code[::2])
@@ -241,17 +228,13 @@ class ReadSet:
         uses = find_uses(code)
         if code.co_filename.endswith("torch/nn/modules/module.py"):
             return False
-        return uses.has_dynamic_names and not (
-            code.co_name in LOOKUPS and _looks_by_name_only(uses)
-        )
+        looks_by_name = _WHOLE_LOOKS.isdisjoint((*uses.globals, *uses.attributes))
+        return uses.has_dynamic_names and not (code.co_name in LOOKUPS and looks_by_name)
 
     @cached_property
     def _opens_self(self) -> bool:
         """Whether a user's function writes attributes of `self` under names that it computes."""
-        return any(
-            find_uses(code).opens_self and not is_library_file(code.co_filename)
-            for code in self._codes
-        )
+        return any(find_uses(code).opens_self for code in self._users)
 
     @cached_property
     def _methods(self) -> dict[int, type]:
@@ -350,9 +333,7 @@ class ReadSet:
                     return None
                 if getattr(holder.owner, "maxlen", None) is not None:
                     return None  # what is added may push out its like
-                adds = use.appended and isinstance(
-                    holder.kind, MembersKind
-                )  # adds nothing, perhaps
+                adds = use.appended and isinstance(holder.kind, MembersKind)  # nothing, perhaps
                 return None if adds else frozenset()
 
     def filter_of_table(self, module: nn.Module, table: str) -> frozenset[str] | None:
@@ -614,10 +595,6 @@ def _is_library(holder: Holder) -> bool:
 _UNSEEN = {"__dict__", "super"} if "LOAD_SUPER_ATTR" in dis.opmap else {"__dict__"}
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OWN_ATTRIBUTES = (AttributesKind, SlotsKind)
-
-
-def _looks_by_name_only(uses: Uses) -> bool:
-    return _WHOLE_LOOKS.isdisjoint(uses.globals) and _WHOLE_LOOKS.isdisjoint(uses.attributes)
 
 
 _WHOLE_LOOKS = frozenset({"vars", "dir", "attrgetter", "getmembers", "__dict__"})

@@ -32,7 +32,6 @@ from tripwire.reading.kinds import (
     Kind,
     plain_key,
 )
-from tripwire.reading.meeting import BYTES, VIEWS, is_pinned
 from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import ReadSet
@@ -42,7 +41,6 @@ from tripwire.reading.tensors import (
     Traits,
     find_leaf,
     meta_of,
-    quietly,
     traits_of,
     wraps_of,
 )
@@ -70,13 +68,19 @@ from tripwire.values.contents import (
     slots_of,
     spell_key,
 )
-from tripwire.values.identity import PLAIN, hides_state, is_array, same_plain
+from tripwire.values.identity import (
+    BYTES,
+    PLAIN,
+    VIEWS,
+    hides_state,
+    is_array,
+    is_pinned,
+    same_plain,
+)
 from tripwire.values.numbers import iter_numbers
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
-
-_dispatch_keys = torch._C._dispatch_keys
 
 
 class GuardWriter:
@@ -105,7 +109,7 @@ class GuardWriter:
         }
         self.space: dict[str, Any] = {
             "_same": same_plain,
-            "_keys": _dispatch_keys,
+            "_keys": table.dispatch_keys,
             "_fingerprint": fingerprint,
             "_own_dict": own_dict,
             "_same_array": _same_array,
@@ -248,23 +252,23 @@ class GuardWriter:
             if meta.stride is not None:
                 parts.append(f"{name}.stride() == {meta.stride!r}")
         else:  # whose `__torch_function__` would be told
-            form, keys = self.constant(_form_of), _dispatch_keys(tensor)
-            seen = self.constant((*_select(meta, traits), keys))
+            form, keys = self.constant(table.form_of), table.dispatch_keys(tensor)
+            seen = self.constant((*table.select_form(meta, traits), keys))
             parts = [f"type({name}) is {self.constant(traits.cls)}", f"{form}({name}) == {seen}"]
         if traits.wrapped is not None:
             wrapped = self.constant(traits.wrapped)
             parts.append(f"{self.constant(wraps_of)}({name}) == {wrapped}")
         for query in sorted(_QUERIES & self._reads.names):
-            answer = self.constant(_ask(tensor, query))
-            parts.append(f"{self.constant(_ask)}({name}, {query!r}) == {answer}")
+            answer = self.constant(table.ask(tensor, query))
+            parts.append(f"{self.constant(table.ask)}({name}, {query!r}) == {answer}")
         attributes = self._attributes.get(id(tensor), {})
         parts.append(self.spell_attributes(path, name, attributes))
-        describe, rows = self.constant(_describe_tensor), []
+        describe, rows = self.constant(table.describe_tensor), []
         if traits.wrapped is None and not _QUERIES & self._reads.names:
             names = self._reads.names - attributes.keys()
             rows = self._rows_of(name, tensor, meta, traits, names, is_open=opened is not None)
         condition, found = " and ".join(parts), f"{describe}({name})"
-        self.check(path, condition, _describe_tensor(tensor), found, *rows)
+        self.check(path, condition, table.describe_tensor(tensor), found, *rows)
         if self._offsets_matter:
             self.check_offset(path, name, tensor)
 
@@ -307,7 +311,7 @@ class GuardWriter:
         form = self._forms.get(id(tensor))
         seen = traits_of(tensor).offset if form is None else form[1].offset
         if seen is not None:
-            found = f"{self.constant(_ask)}({name}, 'storage_offset')"
+            found = f"{self.constant(table.ask)}({name}, 'storage_offset')"
             self.check(f"{path}.storage_offset()", f"{found} == {seen}", str(seen), found)
 
     def _spell_kind(
@@ -317,7 +321,7 @@ class GuardWriter:
         parts = [
             f"type({name}) is {self.constant(traits.cls)}",
             f"{name}.dtype is {self.constant(meta.dtype)}",
-            f"_keys({name}) == {self.constant(_dispatch_keys(tensor))}",
+            f"_keys({name}) == {self.constant(table.dispatch_keys(tensor))}",
             f"{name}.requires_grad is {meta.requires_grad}",
         ]
         if meta.requires_grad:
@@ -555,26 +559,6 @@ _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.dev
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
 
 
-def _select(meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
-    """What of a tensor's form compiled code depends on."""
-    return meta, traits.is_leaf if meta.requires_grad else None
-
-
-@quietly
-def _form_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The same of a tensor as it is now."""
-    return *_select(meta_of(tensor), traits_of(tensor)), _dispatch_keys(tensor)
-
-
-def _ask(tensor: torch.Tensor, query: str) -> object:
-    """The answer; or what kind of error, from a tensor that can't be asked."""
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            return getattr(tensor, query)()
-    except Exception as error:  # torch has no one class for "not of such a tensor"
-        return type(error)
-
-
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.
@@ -590,14 +574,6 @@ _TAKEN_APART = (
     *(MethodType, functools.partial, weakref.ReferenceType, MappingProxyType),
     *(BuiltinMethodType, *VIEWS),
 )
-
-
-def _describe_tensor(value: object) -> str:
-    if not isinstance(value, torch.Tensor):
-        return str(fingerprint(value))
-    traits = traits_of(value)
-    leaf = "" if traits.is_leaf else ", no leaf"
-    return f"{name_of(traits.cls)} {meta_of(value).full}{leaf}"
 
 
 def _is_empty(slot: Any, value: object) -> bool:

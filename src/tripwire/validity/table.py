@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import torch
 
 from tripwire.imports import find_native
+from tripwire.reading.names import fingerprint
+from tripwire.reading.tensors import TensorMeta, Traits, meta_of, quietly, traits_of
 from tripwire.rulebook.refusals import Cause, Mismatch
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import isinstance, name_of
 from tripwire.values.contents import spell_key
 
 STATE_IDS = "_state"  # among a guard function's globals: identities of what is state
@@ -113,6 +115,38 @@ def can_compare_forms() -> bool:
         told = not any(map(is_like, unlike)) and is_like(torch.ones(2, 3))
     is_any = is_open(torch.zeros(4, 2).t()) and not is_open(torch.zeros(3))
     return told and is_any and is_plain(other.clone()) and not is_plain(other.conj())
+
+
+dispatch_keys = torch._C._dispatch_keys
+
+
+def select_form(meta: TensorMeta, traits: Traits) -> tuple[object, ...]:
+    """What of a tensor's form compiled code depends on."""
+    return meta, traits.is_leaf if meta.requires_grad else None
+
+
+@quietly
+def form_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The same of a tensor as it is now."""
+    return *select_form(meta_of(tensor), traits_of(tensor)), dispatch_keys(tensor)
+
+
+def ask(tensor: torch.Tensor, query: str) -> object:
+    """The answer; or what kind of error, from a tensor that can't be asked."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return getattr(tensor, query)()
+    except Exception as error:  # torch has no one class for "not of such a tensor"
+        return type(error)
+
+
+def describe_tensor(value: object) -> str:
+    """A tensor for people; or whatever is there in its place."""
+    if not isinstance(value, torch.Tensor):
+        return str(fingerprint(value))
+    traits = traits_of(value)
+    leaf = "" if traits.is_leaf else ", no leaf"
+    return f"{name_of(traits.cls)} {meta_of(value).full}{leaf}"
 
 
 class _TableRows:

@@ -7,6 +7,7 @@ decide.
 
 from __future__ import annotations
 
+import array
 import functools
 import logging
 import os
@@ -14,9 +15,11 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, TypeGuard
 
 import torch
+from torch import nn
 
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
 from tripwire.values.classes import (
@@ -121,6 +124,25 @@ def is_looked_into(cls: type) -> bool:
     if is_stdlib_module(module):
         return top != "logging" or issubclass(cls, logging.LoggerAdapter)
     return not module.startswith("torch._") and top != "tripwire"
+
+
+BYTES = (bytearray, array.array)
+MEMO_TYPE = type(functools.lru_cache(len))
+# What a call must find unchanged itself, not an equal one.
+PINNED = (nn.Module, type, types.FunctionType, types.BuiltinFunctionType, Enum, MEMO_TYPE)
+_EMPTY: dict[object, object] = {}
+VIEWS = type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
+
+
+def is_pinned(value: object) -> bool:
+    """Whether a call must find this very object, not an equal one; not so a container's method."""
+    return isinstance(value, PINNED) and not is_containers_method(value)
+
+
+def is_containers_method(value: object) -> TypeGuard[types.BuiltinFunctionType]:
+    """`log.append`: each look at it makes another one."""
+    owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+    return isinstance(owner, (list, dict, set, deque))
 
 
 # --- when two values are the same ---
