@@ -31,7 +31,7 @@ from tripwire.values.classes import (
     isinstance,
     name_of,
 )
-from tripwire.values.contents import PROXIES
+from tripwire.values.contents import PROXIES, all_codes
 from tripwire.values.identity import PLAIN
 
 
@@ -119,6 +119,15 @@ def needs_plain_numbers(code: CodeType) -> bool:
     if code.co_name == "__hash__" and not {"hash", "id"} & {*code.co_names}:
         return True
     return "type" in code.co_names and _tells_types(code, 0)
+
+
+def differentiates_again(code: CodeType) -> bool:
+    """Whether a code, or a function in it, says `create_graph=`."""
+    return any(
+        isinstance(names, tuple) and "create_graph" in names
+        for each in all_codes(code)
+        for names in each.co_consts
+    )
 
 
 def asks_for_modes(code: CodeType) -> bool:

@@ -47,18 +47,8 @@ from tripwire.tracing.bodies import (
 from tripwire.tracing.fxnodes import AUTOCAST_BY_HAND, CHECKPOINT_WRITES, build_arguments, record
 from tripwire.tracing.observe import Started
 from tripwire.tracing.recorder import Recorder, note_failure
-from tripwire.tracing.state import (
-    CURRENT,
-    Inside,
-    PythonCall,
-    Region,
-    TracingState,
-    all_plain,
-)
-from tripwire.values.classes import (
-    isinstance,
-    short_name_of,
-)
+from tripwire.tracing.state import CURRENT, Inside, PythonCall, Region, TracingState, all_plain
+from tripwire.values.classes import isinstance, short_name_of
 from tripwire.values.contents import all_codes
 from tripwire.values.numbers import close_values, is_open, iter_leaves
 from tripwire.writes.patches import Patch, Patches, RarerCollections
@@ -583,9 +573,7 @@ PATCHES = (
     Patch(torch._C.ScriptFunction, "__call__", _wrap_script_call),
     Patch(torch.Tensor, "_make_subclass", _wrap_make_subclass),
     Patch(
-        torch.Tensor,
-        "as_subclass",
-        _wrap_method(Call("call_method", "as_subclass", "as_subclass")),
+        torch.Tensor, "as_subclass", _wrap_method(Call("call_method", "as_subclass", "as_subclass"))
     ),
     Patch(torch.Tensor, "set_", _wrap_method(Call("call_method", "set_", "set_", writes=True))),
     Patch(torch.overrides, "has_torch_function", _wrap_has_torch_function),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import gc
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -26,17 +25,17 @@ from tripwire.reading.binding import Binding
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import Effects, EffectStep, plan_effects, plan_marks, refer_to
 from tripwire.reading.holders import Holder, Write
-from tripwire.reading.names import asks_for_modes, fingerprint, needs_plain_numbers
+from tripwire.reading.names import (
+    asks_for_modes,
+    differentiates_again,
+    fingerprint,
+    needs_plain_numbers,
+)
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Item, Local, Running, Source
 from tripwire.reading.structure import Planner, Unbuildable, build_skeleton, holds_mutable
-from tripwire.reading.tensors import iter_tensors, storage_of, version_of
-from tripwire.reading.torchstate import (
-    Answer,
-    ask_all,
-    find_changes,
-    sample_torch_state,
-)
+from tripwire.reading.tensors import iter_tensors, version_of
+from tripwire.reading.torchstate import Answer, ask_all, find_changes, sample_torch_state
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks
@@ -45,14 +44,9 @@ from tripwire.tracing.open.draws import Advance
 from tripwire.tracing.outside import Outside
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule, build_inputs
-from tripwire.tracing.state import (
-    CURRENT,
-    TracingState,
-    drop_unused_inputs,
-    drop_unused_parts,
-)
+from tripwire.tracing.state import CURRENT, TracingState, drop_unused_inputs, drop_unused_parts
 from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, isinstance, name_of
-from tripwire.values.contents import all_codes, package_of
+from tripwire.values.contents import resolve_import
 
 # Functions of torch's that Dynamo must leave alone (`checkpoint`, for one) are wrapped here, and
 # import it when they first run. Observed, that took 17.7 s of CPU time, where plain code takes 1.9.
@@ -148,7 +142,7 @@ class Session:
         reach = self.state.reach
         reach.walk_function(code, namespace, module)
         for name in find_uses(code).imports:
-            reach.walk_import(_resolve(name, namespace))
+            reach.walk_import(resolve_import(name, namespace))
         if id(code) not in reach.known_code and code.co_flags & inspect.CO_OPTIMIZED:
             self._adopt(code)
         reach.known_code.update(id(const) for const in code.co_consts if type(const) is CodeType)
@@ -258,7 +252,7 @@ class Session:
         self._result = result
         try:
             self._check_torch_state()
-            self._check_exposed_memory()
+            state.check_exposed_memory()
             for tensor, known in state.values.live():
                 if known.version != version_of(tensor):
                     state.check_seen(tensor, known)
@@ -298,32 +292,6 @@ class Session:
                 answer.flag.slug,
                 f"the function leaves {answer.flag.name} changed, and a compiled call "
                 "wouldn't. Set it outside, or restore it before returning.",
-            )
-
-    def _check_exposed_memory(self) -> None:
-        for tensor, version, value, _ in self.state.exposed:
-            same = (tensor == value) | ((tensor != tensor) & (value != value))  # nan is nan
-            if version_of(tensor) != version or not bool(same.all()):
-                raise Refused(
-                    "tensor-memory",
-                    "a NumPy array got a tensor's memory, and the memory was changed afterwards; "
-                    "tripwire can't tell by whom. Use tensor.clone().numpy(), or change the tensor "
-                    "with torch.",
-                )
-
-    def _check_kept_arrays(self) -> None:
-        """Refuse an array that the run leaves behind beside the tensor whose memory it has."""
-        kept = [one.tensor for one in self.state.exposed if one.array() is not None]
-        if not kept:
-            return
-        inputs = (known() for _, known in self.state.inputs)
-        seen = {storage_of(tensor) for tensor in (*self._outputs, *inputs) if tensor is not None}
-        if not seen.isdisjoint(map(storage_of, kept)):
-            raise Refused(
-                "tensor-memory",
-                "the run leaves behind a NumPy array that shares memory with one of its inputs or "
-                "results, and in a compiled call the two wouldn't share memory. Use "
-                "tensor.clone().numpy().",
             )
 
     def _build(self, result: object) -> Trace:
@@ -378,7 +346,7 @@ class Session:
             ) from None
         tensors = self._outputs = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
-        self._check_kept_arrays()
+        state.check_kept_arrays(self._outputs)
         graph = state.graph()
         graph.output(outputs)
         drop_unused_parts(state)
@@ -592,15 +560,12 @@ class Session:
         What happens after a refusal isn't seen; then the code says it.
         """
         users = (code for code in self.codes if not is_library_file(code.co_filename))
-        if self.state.differentiates_again or any(map(_differentiates_again, users)):
+        if self.state.differentiates_again or any(map(differentiates_again, users)):
             return ()
         return tuple(self.state.modules)
 
     def _check_result(
-        self,
-        result: object,
-        tensors: list[torch.Tensor],
-        inputs: tuple[Input, ...],
+        self, result: object, tensors: list[torch.Tensor], inputs: tuple[Input, ...]
     ) -> None:
         name, strict = self.binding.name, self.state.strict
         written = any(wanted.written for wanted in inputs)
@@ -623,22 +588,3 @@ class Session:
 
 def _class_name(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) or "traced"
-
-
-def _resolve(name: str, namespace: dict[str, Any]) -> str:
-    """The whole name of a module that code imports; one with dots is relative to its package."""
-    if not name.startswith("."):
-        return name
-    try:
-        return importlib.util.resolve_name(name, package_of(namespace))
-    except ImportError:  # beyond the top: the statement itself raises
-        return name.lstrip(".")
-
-
-def _differentiates_again(code: CodeType) -> bool:
-    """Whether a code, or a function in it, says `create_graph=`."""
-    return any(
-        isinstance(names, tuple) and "create_graph" in names
-        for each in all_codes(code)
-        for names in each.co_consts
-    )

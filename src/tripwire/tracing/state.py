@@ -288,6 +288,33 @@ class TracingState:
         if known.node is None or known.sources:  # not one that the run itself made
             known.sources.setdefault(source, anchored)
 
+    def check_exposed_memory(self) -> None:
+        """Refuse a run after which memory that NumPy got holds something else."""
+        for tensor, version, value, _ in self.exposed:
+            same = (tensor == value) | ((tensor != tensor) & (value != value))  # nan is nan
+            if version_of(tensor) != version or not bool(same.all()):
+                raise Refused(
+                    "tensor-memory",
+                    "a NumPy array got a tensor's memory, and the memory was changed afterwards; "
+                    "tripwire can't tell by whom. Use tensor.clone().numpy(), or change the tensor "
+                    "with torch.",
+                )
+
+    def check_kept_arrays(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Refuse an array that the run leaves behind beside the tensor whose memory it has."""
+        kept = [one.tensor for one in self.exposed if one.array() is not None]
+        if not kept:
+            return
+        inputs = (known() for _, known in self.inputs)
+        seen = {storage_of(tensor) for tensor in (*outputs, *inputs) if tensor is not None}
+        if not seen.isdisjoint(map(storage_of, kept)):
+            raise Refused(
+                "tensor-memory",
+                "the run leaves behind a NumPy array that shares memory with one of its inputs or "
+                "results, and in a compiled call the two wouldn't share memory. Use "
+                "tensor.clone().numpy().",
+            )
+
     def run_aside(self, function: Callable[..., object], *args: object) -> None:
         """Call a function that looks at things for us: it is no part of the run."""
         before, CURRENT.state = CURRENT.state, None

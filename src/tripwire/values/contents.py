@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib.util
 import sys
 import types
 import weakref
@@ -396,6 +397,16 @@ def package_of(space: dict[str, Any]) -> str:
     if not isinstance(name, str):
         return ""
     return name if "__path__" in space else name.rpartition(".")[0]
+
+
+def resolve_import(name: str, namespace: dict[str, Any]) -> str:
+    """The whole name of a module that code imports; one with dots is relative to its package."""
+    if not name.startswith("."):
+        return name
+    try:
+        return importlib.util.resolve_name(name, package_of(namespace))
+    except ImportError:  # beyond the top: the statement itself raises
+        return name.lstrip(".")
 
 
 def name_of_module(module: types.ModuleType) -> str:
