@@ -110,6 +110,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         is_same,
         tell_redacted,
     )
+    from tripwire.recording.format.manifest import Unknown
 
     raised: BaseException | None = None
     outcome: Outcome
@@ -121,7 +122,8 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
             raise  # an interrupt of now, not the one that was recorded
     else:  # trouble with describing it isn't the call's
         outcome = describe_result(result)
-    same = is_same(call.manifest.outcome, outcome)
+    known = not isinstance(call.manifest.outcome, Unknown)  # a record made by hand says nothing
+    same = is_same(call.manifest.outcome, outcome) if known else None
     if as_json:
         told = {"outcome": outcome, "reproduces": same, "redacted": len(call.manifest.redacted)}
         click.echo(msgspec.json.encode(told))
@@ -130,7 +132,8 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     if not as_json:
         click.echo(f"recorded: {explain(call.manifest.outcome)}")
         click.echo(f"replayed: {explain(outcome)}")
-        click.echo("It reproduces." if same else "It differs.")
+        if same is not None:
+            click.echo("It reproduces." if same else "It differs.")
         if call.manifest.redacted:
             click.echo(f"{tell_redacted(call.manifest.redacted)}.")
     if raised is not None and debug:

@@ -103,7 +103,7 @@ class ExecutionRecord:
     generators: Variables = field(default_factory=dict)  # states of those that it drew from
     backend: object = None  # that it was compiled with, if it is no known one
     patches: list[Patch] = field(default_factory=list)  # of libraries, while it ran
-    # What the code takes from each Python module among its globals: {"torch": ("nn.functional",)}
+    # What the code takes from Python modules, by their names in it: {"torch": ("nn.functional",)}
     accessed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     origin: Path | bytes | None = field(default=None, repr=False)  # the file, or what was in it
 
@@ -335,6 +335,8 @@ class ExecutionRecorder:
                 self._add_attributes(value, uses, Step(StepKind.GLOBAL, name))
             else:
                 self.globals[name] = value
+        for name, module in _free_modules(function.__code__, function.__closure__ or ()):
+            self._add_attributes(module, uses, Step(StepKind.FREE, name))
 
     def _add_attributes(self, module: ModuleType, uses: Uses, step: Step) -> None:
         """What the code takes from a module, and from the modules in it: `torch.nn.functional`."""
@@ -372,6 +374,8 @@ class ExecutionRecorder:
     def get_record(self) -> ExecutionRecord:
         """What was collected, with modules as dummies."""
         dummies: dict[int, DummyModule] = {}
+        free = _free_modules(self.code, self.closure)
+        known = {name: self.name_to_modrec.get(module.__name__) for name, module in free}
         return ExecutionRecord(
             self.code,
             self.closure,
@@ -384,7 +388,7 @@ class ExecutionRecorder:
             call=self.call,
             accessed={
                 name: tuple(_list_accessed(value, frozenset()))
-                for name, value in self.globals.items()
+                for name, value in (known | self.globals).items()
                 if isinstance(value, ModuleRecord) and value.accessed_attrs
             },
         )
@@ -399,6 +403,15 @@ class ExecutionRecorder:
 def _has_name(value: object) -> TypeGuard[ModuleType]:
     """Whether it is a module that can be told by its name; somebody may have taken that away."""
     return isinstance(value, ModuleType) and bool(name_of_module(value))
+
+
+def _free_modules(
+    code: CodeType | None, closure: tuple[CellType, ...]
+) -> Iterator[tuple[str, ModuleType]]:
+    """The modules in a function's closure, by the names of its free variables."""
+    for name, cell in zip(() if code is None else code.co_freevars, closure, strict=False):
+        if cell != CellType() and _has_name(cell.cell_contents):  # an empty cell has no contents
+            yield name, cell.cell_contents
 
 
 def _resolve(value: Any, dummies: dict[int, DummyModule]) -> Any:

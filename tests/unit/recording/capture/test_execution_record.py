@@ -474,6 +474,20 @@ def test_a_file_lists_what_the_code_takes_from_python_modules(tmp_path) -> None:
         assert load_record(tmp_path / f"again-{path.name}").accessed == found.accessed
 
 
+def test_modules_in_a_closure_are_listed_by_the_names_that_the_code_has_for_them(tmp_path) -> None:
+    import math as numbers
+
+    def looking(x):
+        return later if x is None else x * numbers.pi
+
+    recorder = ExecutionRecorder.of_call(looking, (torch.ones(1),))
+    recorder.get_record().dump(tmp_path / "by_hand.rec")
+    tripwire.record_call(tmp_path / "recorded.rec")(looking, torch.ones(1))
+    for name in ("by_hand.rec", "recorded.rec"):
+        assert load_record(tmp_path / name).accessed == {"numbers": ("pi",)}
+    later = 1.0
+
+
 def test_the_recorder_of_a_call_has_records_of_the_modules_that_its_code_looks_into() -> None:
     recorder = ExecutionRecorder.of_call(looks_into_modules, (torch.ones(1),))
     assert set(recorder.globals) == {"torch", "math", "SCALES"}

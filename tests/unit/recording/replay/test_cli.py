@@ -147,6 +147,19 @@ def test_replay_json(failed, returned) -> None:
     assert json.loads(call("replay", returned, "--trust", "--json").output)["reproduces"] is True
 
 
+def test_a_record_made_by_hand_knows_no_outcome_to_compare_with(tmp_path) -> None:
+    recorder = tripwire.ExecutionRecorder(code=divide.__code__)
+    recorder.add_global_var("OFFSET", OFFSET)
+    for name, value in (("x", torch.ones(2)), ("by", 2)):
+        recorder.add_local_var(name, value)
+    recorder.get_record().dump(tmp_path / "hand.rec")
+    done = call("replay", tmp_path / "hand.rec", "--trust")
+    told = [line.partition(" (")[0] for line in done.output.splitlines()]
+    assert (done.exit_code, told) == (0, ["recorded: not known", "replayed: returned"])
+    data = json.loads(call("replay", tmp_path / "hand.rec", "--trust", "--json").output)
+    assert data["reproduces"] is None
+
+
 def test_replay_with_another_back_end(refused) -> None:
     assert call("replay", refused, "--trust").exit_code == 1
     assert call("replay", refused, "--trust", "--backend", "eager").exit_code == 1
