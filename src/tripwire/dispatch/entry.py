@@ -527,10 +527,10 @@ class _FreshEntry(Entry):
         kwargs: dict[str, Any],
     ) -> Any:
         if type(self._runtime) is Later:  # not below: an error here is the back end's own
-            with BACKEND:
+            with BACKEND.of(self.standing.compile_id):
                 self._runtime = self._runtime.compile(self.join(fetched, state))
         self.__class__ = _TimedEntry  # type: ignore[assignment]
-        with FIRST_RUN:
+        with FIRST_RUN.of(self.standing.compile_id):
             result = Entry.run(self, fetched, state, args, kwargs)
         self._note_first_run()
         return result

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import ParamSpec, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tripwire.errors import TelemetryError
 from tripwire.telemetry import clock
@@ -69,6 +69,10 @@ class Span(_Keyed, frozen=True, eq=False, kw_only=True, gc=False):  # nothing le
     compile_id: str | None = None
     is_backward: bool | None = None
     wait_counter: str | None = None
+
+    def of(self, compile_id: str | None) -> Span:
+        """The same for work after a compile; inside of another compile it is part of that one."""
+        return structs.replace(self, compile_id=local.state.compile_id or compile_id)
 
     def __enter__(self) -> None:
         _enter(self)

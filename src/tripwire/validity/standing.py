@@ -102,7 +102,7 @@ class Standing:
         self.admits: Admits = admit_nothing
         self._on_retired = on_retired
         self._on_rebound = on_rebound
-        self._compile_id = current_compile_id()
+        self.compile_id = current_compile_id()  # that it belongs to
         self._told = ""
         self._lock = make_lock()  # a death may come while settling
         self._causes: dict[tuple[bool, int], tuple[Cause, ...]] = {}  # by wire
@@ -156,7 +156,7 @@ class Standing:
         causes = tuple(dict.fromkeys(chain.from_iterable(found)))
         told = "\n".join(map(str, causes))
         if causes and told != self._told:
-            self._on_retired(causes, self._compile_id)
+            self._on_retired(causes, self.compile_id)
         self._told = told
 
     def _settle(self) -> bool:
@@ -182,13 +182,13 @@ class Standing:
             plan = self.plan = plan.rearm()
         touches = [touch for touch in self._pending if touch is not _ANYTHING]
         owners = {touch.index: touch for touch in touches if not touch.is_dict}
-        with RETIRE if touches else nullcontext():
+        with RETIRE.of(self.compile_id) if touches else nullcontext():
             for touch in touches:
                 self._compare(plan, touch, owners)
         self._pending.clear()
         if self._causes and not retired:
             self._release(plan)
-            self._on_retired(self.causes, self._compile_id)
+            self._on_retired(self.causes, self.compile_id)
         elif retired and not self._causes:
             if not self.held.restore():
                 self.close()
@@ -209,7 +209,7 @@ class Standing:
         while True:
             touches = [touch for touch in self._pending if touch is not _ANYTHING]
             alive.append(self.held.tensors)
-            with RETIRE if touches else nullcontext():
+            with RETIRE.of(self.compile_id) if touches else nullcontext():
                 rebound = rebinding.rebind(plan, None if self.held.has_lost() else touches)
             if rebound is None:
                 return plan
@@ -237,7 +237,7 @@ class Standing:
     def retire(self, cause: Cause) -> None:
         """For good, and for a reason that no wire knows."""
         self.close()
-        self._on_retired((cause,), self._compile_id)
+        self._on_retired((cause,), self.compile_id)
 
     def _note_death(self, ref: object) -> None:
         """Something that was read has died, and the entry is gone with it.
@@ -256,7 +256,7 @@ class Standing:
                 gone = wire.gone()
                 is_told = any(str(cause.source) == str(gone.source) for cause in written)
                 causes = written if is_told else (gone, *written)
-                self._on_retired(causes, self._compile_id)
+                self._on_retired(causes, self.compile_id)
                 break
 
     def close(self) -> None:

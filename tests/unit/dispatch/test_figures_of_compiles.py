@@ -202,6 +202,26 @@ def test_events_say_which_of_them_are_for_a_backward() -> None:
     assert all(flag is not None for name, flag in told if name != "retire")
 
 
+def test_what_runs_after_a_compile_belongs_to_it() -> None:
+    logger = pytorch.get_chromium_event_logger()
+    logger.clear()
+    scales = {"by": 2.0}
+    compiled = tripwire.compile(lambda x: x * scales["by"], backend="eager")
+    try:
+        compiled(torch.ones(2))
+        compiles()
+        scales["by"] = 3.0
+        scales["by"] = 2.0
+        compiled(torch.ones(2))
+        names = {event.name: event.args["compile_id"] for event in logger.events()}
+    finally:
+        pytorch.stop_chromium_event_logger()
+    assert names.keys() >= {"compile", "retire", "first_run"}
+    assert len(set(names.values())) == 1
+    (runtime,) = compiles()
+    assert (runtime.is_runtime, runtime.compile_id) == (True, names["compile"])
+
+
 def test_dynamos_own_metrics_context_is_back_in_its_place(found) -> None:
     from torch._dynamo.utils import get_metrics_context, record_compilation_metrics
 

@@ -322,6 +322,7 @@ class ChromiumEventLogger:
         event_name: str,
         time_ns: int | None = None,
         metadata: dict[str, object] | None = None,
+        *,
         compile_id: str | None = None,
     ) -> None:
         """An event begins."""
