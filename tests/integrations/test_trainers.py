@@ -85,6 +85,10 @@ def test_accelerate_compiles_with_tripwire_where_torch_compile_is_replaced() -> 
     for _ in range(4):
         torch.testing.assert_close(prepared(torch.ones(2, 4)), twin(torch.ones(2, 4)))
     assert (prepared.statistics().traces, prepared.statistics().hits) == (1, 3)
+    with tripwire.replacing_torch_compile():  # what is compiled already is compiled for accelerate
+        again = accelerator.prepare(prepared)
+    assert again._orig_mod is prepared._orig_mod
+    torch.testing.assert_close(again(torch.ones(2, 4)), twin(torch.ones(2, 4)))
     accelerate.state.AcceleratorState._reset_state()
 
 

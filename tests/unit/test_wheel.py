@@ -1,4 +1,4 @@
-"""A wheel is built, with and without a compiler, and works where nothing else of ours is."""
+"""A wheel is built as `python -m build` does, with and without a compiler; it works on its own."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ def test_a_wheel_is_built_installed_and_used(tmp_path, has_compiler) -> None:
     alone = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRIPWIRE_PURE")}
     compiler = {} if has_compiler else {"CC": "no-such-compiler"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pack = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    subprocess.run(
+        [sys.executable, "-c", pack], cwd=source, check=True, env=alone, capture_output=True
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")  # the wheel is made of what is in it
     build = [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", tmp_path]
-    subprocess.run([*build, source], check=True, env=alone | compiler)
+    subprocess.run([*build, archive], check=True, env=alone | compiler)
     (wheel,) = tmp_path.glob("*.whl")
 
     empty = tmp_path / "empty"
