@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, NoneType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,7 +34,16 @@ from tripwire.dispatch.compiled import (
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Failures, Options
 from tripwire.env import HAS_GIL, is_own_code, torch_path
-from tripwire.errors import BadOption
+from tripwire.errors import (
+    COUNT,
+    COUNT_OR_NONE,
+    FLAG,
+    FLAG_OR_NONE,
+    TEXT_OR_NONE,
+    BadOption,
+    Kind,
+    check_kinds,
+)
 from tripwire.tracing import Trace, Tracer
 from tripwire.tracing.tracer import NEEDS_GIL
 from tripwire.values.contents import name_callable
@@ -197,10 +206,12 @@ def compile(
         return lambda model: compile(model, **given)
     if not callable(model):
         raise BadOption(
-            f"tripwire.compile takes a function or a module, not {type(model).__name__}.",
+            f"tripwire.compile takes a function or a module, not {type(model).__name__}."
+            f"{_find_advice(model)}",
             slug="not-callable",
         )
     _check_options(given)
+    given |= {option: bool(given[option]) for option in _FLAGS}
     if disable:
         return model
     if shapes_spec is not None:
@@ -230,8 +241,31 @@ def _build_options(given: dict[str, Any]) -> Options:
     )
 
 
+def _find_advice(model: object) -> str:
+    if isinstance(model, classmethod | property):
+        return f" Put @{type(model).__name__} above @tripwire.compile."
+    return ""
+
+
+_FLAGS = ("fullgraph", "disable", "check", "wait", "background")
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(_FLAGS, FLAG),
+    "dynamic": FLAG_OR_NONE,
+    "mode": TEXT_OR_NONE,
+    "options": ((Mapping, NoneType), "a dict or None"),
+    "name": TEXT_OR_NONE,
+    "recompile_limit": COUNT_OR_NONE,
+    "cache_size": COUNT,
+    "record_on_error": (
+        (str, os.PathLike, Callable, NoneType),
+        "a folder, or what tripwire.record_on_error returns",
+    ),
+}
+
+
 def _check_options(given: dict[str, Any]) -> None:
     """Raise BadOption for what can't be asked of `compile`."""
+    check_kinds(given, _KINDS)
     if given["mode"] is not None and given["options"] is not None:
         raise BadOption(
             "mode and options were both given. Inductor takes one of them.", slug="bad-option"
@@ -276,6 +310,7 @@ def replacing_torch_compile(**options: Unpack[CompileOptions]) -> Iterator[None]
     What torch compiles for itself stays torch's. What was compiled inside stays tripwire's
     afterwards. `options` are passed to `tripwire.compile`; they override those of the calls.
     """
+    inspect.signature(compile).bind(**options)
     user = next(_users)
     _replacements.append(options)
     _REPLACING.enter(user)
@@ -431,4 +466,5 @@ def _describe_writing(
     from tripwire.recording.capture.calls import Writing
     from tripwire.recording.capture.origin import Policy
 
+    check_kinds({"check": check}, {"check": FLAG})
     return Writing.to(path, Policy(tensors, max_bytes), check)

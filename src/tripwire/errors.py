@@ -5,9 +5,12 @@ A slug is a stable short name. docs/messages.md explains every one of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import fx
 
 
@@ -57,6 +60,23 @@ class StateError(TripwireError):
 
 class BadOption(TripwireError):
     """One of tripwire's functions got an argument that it can't work with."""
+
+
+# What an option may be: its types, as isinstance takes them, and how messages call them. Programs
+# pass 0, 1 and None for flags.
+Kind = tuple[tuple[Any, ...], str]
+FLAG: Kind = ((int, NoneType), "True or False")
+FLAG_OR_NONE: Kind = ((int, NoneType), "True, False or None")
+TEXT_OR_NONE: Kind = ((str, NoneType), "a string or None")
+COUNT: Kind = ((int,), "an int")
+COUNT_OR_NONE: Kind = ((int, NoneType), "an int or None")
+
+
+def check_kinds(given: Mapping[str, object], kinds: Mapping[str, Kind]) -> None:
+    """Raise BadOption for an option of another type than it may have."""
+    for name, (types, words) in kinds.items():
+        if not isinstance(given[name], types):
+            raise BadOption(f"{name} is {given[name]!r}; it must be {words}.", slug="bad-option")
 
 
 class BackendFailed(TripwireError, RuntimeError):

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import MethodType
+from types import MethodType, NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +45,7 @@ from tripwire.auditing.writes import Trial, find_writes
 from tripwire.dispatch.compiled import compile_callable, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry
-from tripwire.errors import BadOption
+from tripwire.errors import COUNT_OR_NONE, FLAG, BadOption, Kind, check_kinds
 from tripwire.values.classes import isinstance, name_of
 
 if TYPE_CHECKING:
@@ -175,6 +175,15 @@ class CallAnswer:
 Progress = Callable[[int, int, str], None]  # done, of how many, where
 
 
+_KINDS: dict[str, Kind] = {
+    "seconds": ((int, float, NoneType), "a number or None"),
+    "places": COUNT_OR_NONE,
+    "seed": COUNT_OR_NONE,
+    "gradients": FLAG,
+    "kinds": ((str, tuple, list, set, frozenset), "a tuple of names"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Auditor:
     """How to audit.
@@ -196,6 +205,7 @@ class Auditor:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
+        check_kinds({field: getattr(self, field) for field in _KINDS}, _KINDS)
         for name, bound in (("seconds", self.seconds), ("places", self.places)):
             if bound is not None and (isinstance(bound, bool) or not bound > 0):
                 raise BadOption(f"{name} is {bound!r}; it must be above 0.", slug="bad-option")

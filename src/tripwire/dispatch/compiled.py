@@ -71,7 +71,13 @@ class CompiledFunction(Generic[_P, _R_co]):
         owner: type | None = None,
     ) -> Callable[_Rest, _R_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else MethodType(self, instance)
+        return MethodType(self, instance) if instance is not None and self._binds() else self
+
+    def _binds(self) -> bool:
+        """Whether the plain callable would become a method where a class has it."""
+        target = self._dispatcher.target
+        is_bound = isinstance(target, staticmethod | MethodType)
+        return not is_bound and find_in_class(type(target), "__get__") is not None
 
     @property
     def __code__(self) -> CodeType:
@@ -209,7 +215,10 @@ def statistics(compiled: Any) -> Statistics:
     """What a compiled function, method or module did so far."""
     dispatcher = find_calls(compiled)
     if dispatcher is None:
-        raise TypeError(f"{type(compiled).__name__} was not compiled by tripwire.")
+        raise BadOption(
+            f"statistics takes what tripwire.compile returned, not {type(compiled).__name__}.",
+            slug="not-compiled",
+        )
     return dispatcher.statistics()
 
 
@@ -226,9 +235,12 @@ def compile_callable(target: Any, name: str, options: Options) -> Any:
 
 
 def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
-    """A compiled stand-in for a module."""
+    """A compiled stand-in for a module, or for the original of another stand-in."""
+    known = find_dispatcher(module) if isinstance(module, CompiledModule) else None
+    if known is not None:
+        module = known.target
     compiled: Any = object.__new__(_compiled_class(type(module)))
-    slot = class_dict(type(compiled))["_tripwire_dispatcher"]
+    slot: Any = find_in_class(type(compiled), "_tripwire_dispatcher")
     slot.__set__(compiled, Dispatcher(module, name, options))
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled  # type: ignore[no-any-return]
@@ -236,6 +248,8 @@ def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
 
 def _compiled_class(cls: Any) -> Any:
     """The subclass of a module's class whose instances are compiled; one per class."""
+    if issubclass(cls, CompiledModule):  # somebody derived a class from a compiled module's
+        return cls
     for known in type.__subclasses__(cls):
         if "_tripwire_dispatcher" in class_dict(known):
             return known

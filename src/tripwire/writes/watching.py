@@ -68,8 +68,8 @@ def watch(obj: object, listener: Listener) -> Watch:
         )
     if not snapshots.can_read(obj):
         raise TypeError(
-            f"a {name_of(type(obj))} can't be watched: it has no attributes or items that "
-            "Python could compare. Watch the object that holds it."
+            f"{name_of(type(obj))} objects can't be watched: they have no attributes or items "
+            "that Python could compare. Watch the object that holds this one."
         )
     return Watch(obj, listener)
 

@@ -594,7 +594,18 @@ def test_a_call_that_does_not_repeat_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"seconds": 0}, {"places": -1}, {"places": True}, {"kinds": ("hooks",)}, {"kinds": "hook"}],
+    [
+        {"seconds": 0},
+        {"seconds": "60"},
+        {"places": -1},
+        {"places": True},
+        {"places": 1.5},
+        {"seed": "seven"},
+        {"gradients": "no"},
+        {"kinds": ("hooks",)},
+        {"kinds": "hook"},
+        {"kinds": 3},
+    ],
     ids=str,
 )
 def test_options_that_mean_nothing_are_errors(options) -> None:

@@ -229,6 +229,17 @@ def test_disable_returns_the_very_callable() -> None:
     [
         ({"mode": "default", "options": {}}, "bad-option"),
         ({"cache_size": 0}, "bad-option"),
+        ({"cache_size": None}, "bad-option"),
+        ({"cache_size": "32"}, "bad-option"),
+        ({"recompile_limit": 1.5}, "bad-option"),
+        ({"fullgraph": "false"}, "bad-option"),
+        ({"dynamic": "false"}, "bad-option"),
+        ({"check": "yes"}, "bad-option"),
+        ({"wait": "no"}, "bad-option"),
+        ({"mode": 3}, "bad-option"),
+        ({"options": "freezing"}, "bad-option"),
+        ({"name": 3}, "bad-option"),
+        ({"record_on_error": {}}, "bad-option"),
         ({"backend": "no such thing"}, "unknown-backend"),
         ({"backend": 3}, "unknown-backend"),
     ],
@@ -251,6 +262,29 @@ def test_something_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(tripwire.BadOption) as caught:
         tripwire.compile(3)
     assert caught.value.slug == "not-callable"
+
+
+def test_flags_may_be_none_or_ints() -> None:
+    fast = tripwire.compile(double, backend="eager", fullgraph=None, check=1, wait=0)
+    for _ in range(3):
+        check_same(X * 2, fast(X))
+    assert fast.statistics().hits
+
+
+@pytest.mark.parametrize("wrap", [classmethod, property])
+def test_what_goes_above_compile_is_told_so(wrap) -> None:
+    with pytest.raises(tripwire.BadOption, match=rf"@{wrap.__name__} above @tripwire.compile"):
+        tripwire.compile(wrap(double))
+
+
+def test_a_compiled_callable_in_a_class_becomes_a_method_where_the_plain_one_does() -> None:
+    for plain in (double, staticmethod(double), Scaler().apply, functools.partial(double)):
+        fast = tripwire.compile(plain, backend="eager")
+        twin = type("Twin", (), {"call": plain, "__mul__": lambda self, by: by})
+        owner = type("Owner", (), {"call": fast, "__mul__": lambda self, by: by})
+        args = () if plain is double else (X,)
+        for _ in range(3):
+            check_same(twin().call(*args), owner().call(*args))
 
 
 def test_dynamic_false_leaves_nothing_open() -> None:

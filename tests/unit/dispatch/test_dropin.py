@@ -73,6 +73,15 @@ def test_recompile_limit_raises_with_fullgraph() -> None:
     assert torch.equal(compiled(X, 1.0), X + 1)
 
 
+def test_replacing_with_an_unknown_option_is_an_error_at_once() -> None:
+    with (
+        pytest.raises(TypeError, match="backened"),
+        tripwire.replacing_torch_compile(backened="eager"),
+    ):
+        pass
+    assert torch.compile is not tripwire.compile
+
+
 def test_a_limit_below_one_is_refused() -> None:
     with pytest.raises(BadOption):
         compile_eager(plus, recompile_limit=0)
@@ -225,7 +234,7 @@ def test_what_is_compiled_in_place_can_be_asked_like_what_compile_returned() -> 
         assert (tripwire.statistics(compiled).traces, tripwire.statistics(compiled).hits) == (1, 2)
         assert tripwire.explain(compiled).hits == 2
     for plain in (Net(), plus, 3):
-        with pytest.raises(TypeError, match="not compiled"):
+        with pytest.raises(BadOption, match="not-compiled"):
             tripwire.statistics(plain)
 
 

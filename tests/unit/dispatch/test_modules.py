@@ -403,6 +403,31 @@ def test_a_parametrization_reaches_both(through) -> None:
     check_same(nn.functional.linear(X, weight, net.bias), compiled(X))
 
 
+def test_a_compiled_module_can_be_compiled_again(net, compiled) -> None:
+    again = tripwire.compile(compiled, backend="aot_eager", name="again")
+    net.eval()
+    for scale in (2.0, 2.0, 3.0, 3.0):
+        net.scale = scale
+        check_same(net(X), again(X))
+        check_same(net(X), compiled(X))
+    assert again._orig_mod is net
+    assert again.statistics().hits == 2
+
+
+def test_a_class_derived_from_a_compiled_modules_class_can_be_compiled(compiled) -> None:
+    class Derived(type(compiled)):  # type: ignore[misc]
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    plain = Derived().eval()
+    fast = tripwire.compile(plain, backend="eager")
+    for scale in (2.0, 2.0, 3.0, 3.0):
+        plain.scale = scale
+        check_same(plain(X), fast(X))
+    assert fast.statistics().hits == 2
+    assert fast._orig_mod is plain
+
+
 def test_compiling_runs_no_init_subclass() -> None:
     class Base(nn.Module):
         def __init_subclass__(cls, *, tag, **more):

@@ -242,6 +242,15 @@ def name_of_callable(target: Any) -> str:
     return name_callable(target, "__qualname__")
 
 
+def _check_callable(target: object) -> None:
+    if not callable(target):
+        raise BadOption(
+            f"Calls are recorded of functions, modules and callable objects, not of "
+            f"{type(target).__name__}.",
+            slug="not-callable",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OnError:
     """Records the calls of a function that raise (`tripwire.record_on_error`)."""
@@ -249,6 +258,7 @@ class OnError:
     writing: Writing
 
     def __call__(self, function: _F) -> _F:
+        _check_callable(function)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise BadOption(
                 f"{name_of_callable(function)} is a generator or a coroutine function: its code "
@@ -273,6 +283,7 @@ class OnRequest:
 
     def __call__(self, fn: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Path:
         """Where the record is. What the call raises is in the record, and isn't raised here."""
+        _check_callable(fn)
         dispatcher = find_dispatcher(fn)
         target = fn if dispatcher is None else dispatcher.target
         name = name_of_callable(target) if dispatcher is None else dispatcher.name

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tripwire.errors import BadOption
+from tripwire.errors import COUNT_OR_NONE, BadOption, Kind, check_kinds
 from tripwire.recording.format.blobs import NewBlob
 from tripwire.recording.format.manifest import Omission
 from tripwire.recording.format.nodes import Library
@@ -384,7 +384,7 @@ class Treatment(enum.IntEnum):
         """The treatment of that name: "full", "statistics", "shape" or "redacted"."""
         if isinstance(name, Treatment):
             return name
-        if name.upper() not in Treatment.__members__:
+        if not isinstance(name, str) or name.upper() not in Treatment.__members__:
             raise BadOption(
                 f"{name!r} is not a way to keep a tensor. Use full, statistics, shape or redacted.",
                 slug="bad-option",
@@ -397,6 +397,13 @@ class Treatment(enum.IntEnum):
 
 
 Chooser = Callable[[str, object], "str | Treatment"]
+_KINDS: dict[str, Kind] = {
+    "tensors": (
+        (str, Mapping, Callable),
+        "a name, a mapping or a function",
+    ),
+    "max_bytes": COUNT_OR_NONE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,10 +419,14 @@ class Policy:
     cap: int | None = None
 
     def __post_init__(self) -> None:
+        check_kinds({"tensors": self.choose, "max_bytes": self.cap}, _KINDS)
+        if self.cap is not None and self.cap < 0:
+            raise BadOption(f"max_bytes is {self.cap}; it can't be below 0.", slug="bad-option")
         if isinstance(self.choose, str):
             Treatment.of(self.choose)
         elif isinstance(self.choose, Mapping):
-            for name in self.choose.values():
+            for pattern, name in self.choose.items():
+                check_kinds({"tensors' key": pattern}, {"tensors' key": ((str,), "a string")})
                 Treatment.of(name)
 
     def treat(self, path: str, tensor: object) -> Treatment:

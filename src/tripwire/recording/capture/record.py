@@ -151,8 +151,8 @@ class ExecutionRecord:
     @classmethod
     def load(cls, file: IO[bytes] | str | os.PathLike[str]) -> ExecutionRecord:
         """Open one. Nothing of it runs and nothing is imported."""
-        is_path = isinstance(file, str | os.PathLike)
-        origin = Path(cast("str", file)).absolute() if is_path else cast("IO[bytes]", file).read()
+        is_file = hasattr(file, "read")
+        origin = cast("IO[bytes]", file).read() if is_file else Path(cast("str", file)).absolute()
         with _open(origin) as record:
             return cls._of(record, origin)
 

@@ -149,6 +149,31 @@ def test_an_unknown_policy_is_refused_at_once(tensors, tmp_path) -> None:
     assert error.slug == "bad-option"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensors": 3},
+        {"tensors": {3: "full"}},
+        {"max_bytes": -1},
+        {"max_bytes": "9"},
+        {"check": "no"},
+    ],
+    ids=str,
+)
+def test_an_option_of_another_kind_is_refused_at_once(options, tmp_path) -> None:
+    error = fail(lambda: tripwire.record_call(tmp_path, **options))
+    assert isinstance(error, tripwire.BadOption)
+    assert error.slug == "bad-option"
+
+
+@pytest.mark.parametrize("record", [tripwire.record_call, tripwire.record_on_error])
+def test_what_cannot_be_called_cannot_be_recorded(record, tmp_path) -> None:
+    error = fail(record(tmp_path), 3)
+    assert isinstance(error, tripwire.BadOption)
+    assert error.slug == "not-callable"
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_function_chooses_nonsense_for_is_left_out(tmp_path) -> None:
     path = record(tmp_path, tensors=lambda path, tensor: "nonsense")
     assert omissions(load_record(path)) == {
