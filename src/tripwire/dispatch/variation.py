@@ -58,7 +58,7 @@ from tripwire.values.classes import (
 )
 from tripwire.values.contents import at_once, bound_cells, dict_behind, elements_of, own_dict
 from tripwire.values.identity import PLAIN, VIEWS, is_containers_method
-from tripwire.values.numbers import are_variants, holds_numbers, iter_numbers
+from tripwire.values.numbers import are_variants, holds_numbers, iter_leaves, iter_numbers
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
@@ -297,8 +297,7 @@ class Variation:
         else:
             for branch in trace.branches:
                 if branch.op in TAKING:
-                    found: Any = branch.value
-                    numbers = found if is_exactly(found, list) else [found]
+                    numbers = iter_leaves(branch.value)
                     seen.setdefault(branch.where.short, []).extend(numbers)
         for line, numbers in seen.items():
             if self._taken.setdefault(line, tuple(numbers)) != tuple(numbers):

@@ -111,10 +111,9 @@ _global_names = PerCode(_find_global_names)
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`. Python itself
-    takes nothing but a real int or float from methods such as `__float__`.
+    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`.
     """
-    if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names) or code.co_name in _RETURN_PLAIN_NUMBERS:
+    if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names) or returns_plain_number(code):
         return True
     if code.co_name == "__hash__" and not {"hash", "id"} & {*code.co_names}:
         return True
@@ -128,6 +127,14 @@ def differentiates_again(code: CodeType) -> bool:
         for each in all_codes(code)
         for names in each.co_consts
     )
+
+
+def returns_plain_number(code: CodeType) -> bool:
+    """Whether a function is a method from which Python takes nothing but a real int or float.
+
+    The standard library has some: that of a Fraction.
+    """
+    return code.co_name in _RETURN_PLAIN_NUMBERS
 
 
 def asks_for_modes(code: CodeType) -> bool:

@@ -37,6 +37,7 @@ from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
+    attempt,
     close_values,
     find_ledger,
     is_open,
@@ -122,13 +123,15 @@ def _answer(cls: type, value: Any) -> Any:
 
 def _pick(owner: Any, index: Any) -> Any:
     """What a list or tuple of numbers has at an open index; NotImplemented: that is closed."""
-    if not is_exactly(index, OpenInt) or is_taken(index) or not index.ledger.is_live():
+    if not is_exactly(index, OpenInt) or not index.ledger.is_live():
         return NotImplemented
     if not is_exactly(owner, list, tuple) or not 1 < len(owner) <= _LONGEST_TABLE:
         return NotImplemented
     table, size = tuple(owner), len(owner)
     is_one_kind = all(is_exactly(one, type(table[0])) and may_be_open(one) for one in table)
     if not is_one_kind or not -size <= index.value < size:
+        return NotImplemented
+    if is_taken(index) and not index.ledger.sound(index):
         return NotImplemented
     index.ledger.decide(operator.lt, index, size, True)
     index.ledger.decide(operator.ge, index, -size, True)
@@ -172,19 +175,36 @@ def _compute_float(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     ledger = find_ledger(*numbers)
     if ledger is None:
         return NotImplemented
-    value = function(*map(plain, numbers))  # raises what Python raises
+    value = attempt(function, *numbers)
     is_known = function in IN_GRAPHS if any(map(is_taken, numbers)) else may_be_open(value)
     if not is_known:
         return NotImplemented  # closes what is open
     return ledger.compute((function, *(of_run(ledger, one) for one in numbers)), value)
 
 
-def _ask(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """`math.isnan` and its kin, of a number out of a tensor."""
+def _compute_int(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A function of `math` that takes ints and gives one."""
     ledger = find_ledger(*args)
-    if len(args) != 1 or not is_taken(args[0]) or ledger is None:
+    if ledger is None or not all(is_exactly(one, int, OpenInt) for one in args):
         return NotImplemented
-    return ledger.decide(function, args[0], None, function(plain(args[0])))
+    if any(map(is_taken, args)):
+        return NotImplemented
+    value = attempt(function, *args)
+    return ledger.compute((function, *(of_run(ledger, one) for one in args)), value)
+
+
+def _ask(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`math.isnan` and its kin."""
+    ledger = find_ledger(*args)
+    if len(args) != 1 or ledger is None:
+        return NotImplemented
+    answer = function(plain(args[0]))
+    if is_taken(args[0]):
+        return ledger.decide(function, args[0], None, answer)
+    if is_exactly(args[0], OpenFloat):  # of which only finite ones are open
+        ledger.decide(operator.le, args[0], sys.float_info.max, True)
+        ledger.decide(operator.ge, args[0], -sys.float_info.max, True)
+    return answer
 
 
 def _choose_float(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -264,12 +284,16 @@ def _round(number: Any, digits: Any = None) -> Any:
 IN_GRAPHS = dict(_build_targets())
 _COMPUTED = (
     *("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "tanh"),
-    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "pow", "hypot", "fabs", "erf"),
+    *("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "hypot"),
+    *("fabs", "fmod", "copysign", "cbrt", "exp2", "degrees", "radians", "erf", "erfc", "gamma"),
+    "lgamma",
 )
+_OF_INTS = ("gcd", "lcm", "isqrt")
 _QUESTIONS = ("isnan", "isinf", "isfinite")
 # By function that C has: who says what it gives.
 _ANSWERED: dict[Callable[..., Any], Callable[[Any, tuple[Any, ...]], Any]] = {
     **{getattr(math, name): _compute_float for name in _COMPUTED},
+    **{getattr(math, name): _compute_int for name in _OF_INTS},
     **{getattr(math, name): _ask for name in _QUESTIONS},
     min: _choose_float,
     max: _choose_float,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -112,6 +112,13 @@ def _find_picks(
         there += 0 if part is None else skipped
         dim += 0 if is_exactly(part, int) else skipped
     return (tuple(rest), picks) if picks else None
+
+
+def _nest(numbers: list[Any], shape: Sequence[int]) -> list[Any]:
+    """The lists that a tensor of this shape gives."""
+    for size in reversed(shape[1:]):
+        numbers = [numbers[at : at + size] for at in range(0, len(numbers), size)]
+    return numbers
 
 
 def _is_whole(part: Any) -> bool:
@@ -278,6 +285,8 @@ class Recorder(TorchFunctionMode):
         copy = self._record(torch.Tensor.clone, copy)
         if name == "tolist":
             count = tensor.numel()
+            if tensor.dim() > 1:
+                copy = self._record(torch.Tensor.reshape, copy, (count,))
             copies = [self._record(torch.Tensor.__getitem__, copy, i) for i in range(count)]
         else:
             copies = [self._record(torch.Tensor.reshape, copy, ()) if tensor.dim() else copy]
@@ -287,7 +296,7 @@ class Recorder(TorchFunctionMode):
         else:
             where = self._range()
             found = [shadow.hand_out(one, where) for one in copies]
-        return found[0] if name == "item" else found
+        return found[0] if name == "item" else _nest(found, tensor.shape)
 
     def _take_size(
         self,

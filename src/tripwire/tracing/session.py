@@ -30,6 +30,7 @@ from tripwire.reading.names import (
     differentiates_again,
     fingerprint,
     needs_plain_numbers,
+    returns_plain_number,
 )
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Item, Local, Running, Source
@@ -522,8 +523,12 @@ class Session:
         )
 
     def _asks_for_types(self) -> bool:
-        users = (code for code in self.codes if not is_library_file(code.co_filename))
-        return any(not is_own_code(code) and needs_plain_numbers(code) for code in users)
+        return any(
+            returns_plain_number(code)
+            if is_library_file(code.co_filename)
+            else not is_own_code(code) and needs_plain_numbers(code)
+            for code in self.codes
+        )
 
     def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""

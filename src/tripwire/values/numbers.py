@@ -36,6 +36,9 @@ class Ledger(Protocol):
     def compute(self, made: tuple[Any, ...], value: Number) -> Any:
         """What comes of a function and its operands, as an open number where it is one."""
 
+    def sound(self, number: OpenInt) -> bool:
+        """Give a number out of a tensor a symbol, if it can be computed before a call."""
+
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
 
@@ -187,7 +190,7 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         left, right = (other, self) if is_reflected else (self, other)
         if not _is_number(other):
             return _close_for(self, other, name, lambda: compute(plain(left), plain(right)))
-        value = compute(plain(left), plain(right))  # raises what Python raises
+        value = attempt(compute, left, right)
         ledger = find_ledger(self, other)
         if ledger is None:
             return value
@@ -203,12 +206,41 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     return method
 
 
+def _bitwise(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
+    compute = getattr(operator, name)
+
+    def method(self: Any, other: Any) -> Any:
+        left, right = (other, self) if is_reflected else (self, other)
+        if not is_exactly(other, int, bool, OpenInt):
+            return _close_for(self, other, name, lambda: compute(plain(left), plain(right)))
+        value = attempt(compute, left, right)
+        ledger = find_ledger(self, other)
+        if ledger is None:
+            return value
+        left, right = _operand(ledger, left), _operand(ledger, right)
+        if is_taken(left) or is_taken(right) or not _stays_small(ledger, compute, right):
+            return _close_all(self, other, name, value)
+        return ledger.compute((compute, left, right), value)
+
+    return method
+
+
+def _stays_small(ledger: Ledger, compute: Any, right: Any) -> bool:
+    """Whether a shift, or a power, is by few bits; of an open one that is decided."""
+    if compute in (operator.lshift, operator.pow) and is_open(right):
+        return ledger.decide(operator.le, right, LARGEST_SHIFT, right.value <= LARGEST_SHIFT)
+    return True
+
+
+LARGEST_SHIFT = 64
+
+
 def _divmod(*, is_reflected: bool) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         left, right = (other, self) if is_reflected else (self, other)
         if not _is_number(other):
             return _close_for(self, other, "divmod", lambda: divmod(plain(left), plain(right)))
-        both = divmod(plain(left), plain(right))  # raises what Python raises
+        both = attempt(divmod, left, right)
         return both if find_ledger(left, right) is None else (left // right, left % right)
 
     return method
@@ -234,12 +266,17 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
         ledger = find_ledger(self, other)
         if ledger is not None and (is_taken(self) or is_taken(other)):
             made = (operator.pow, _operand(ledger, base), _operand(ledger, exponent))
-            value = plain(base) ** plain(exponent)
+            value = attempt(operator.pow, base, exponent)
             if is_exactly(value, int, float):
                 return ledger.compute(made, value)
         natural = is_exactly(exponent, int) and 0 <= exponent <= _LARGEST_POWER
         if natural and is_exactly(base, OpenInt):
             return open_power(self, other)
+        if ledger is not None and is_exactly(base, int) and is_exactly(exponent, OpenInt):
+            is_whole = ledger.decide(operator.ge, of_run(ledger, exponent), 0, exponent.value >= 0)
+            if is_whole and _stays_small(ledger, operator.pow, of_run(ledger, exponent)):
+                made = operator.pow, of_run(ledger, base), of_run(ledger, exponent)
+                return ledger.compute(made, plain(base) ** plain(exponent))
         if ledger is not None and (_is_float(base) or _is_float(exponent)):
             if not _is_float(exponent):
                 return open_power(self, other)
@@ -247,7 +284,7 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
                 if is_open(base):
                     ledger.decide(operator.gt, of_run(ledger, base), 0, True)
                 return open_power(self, other)
-        return _close_all(self, other, "pow", plain(base) ** plain(exponent))
+        return _close_all(self, other, "pow", attempt(operator.pow, base, exponent))
 
     return method
 
@@ -267,7 +304,28 @@ def _close_for(self: Any, other: object, by: str, compute: Callable[[], Any]) ->
     """What comes of a number that can't be open itself: an enum's, a complex one."""
     if not issubclass(type(other), (int, float, complex)):
         return NotImplemented
-    return _close_all(self, other, by, compute())
+    _close_all(self, other, by, None)
+    return compute()
+
+
+def attempt(function: Callable[..., Any], *numbers: Any) -> Any:
+    """What a function gives for plain numbers, in the place of open ones.
+
+    Where it raises, the program may go on because of that. So a divisor was zero, or else the
+    numbers are closed.
+    """
+    try:
+        return function(*map(plain, numbers))
+    except Exception as error:
+        live = [one for one in numbers if is_open(one) and one.ledger.is_live()]
+        divisor = numbers[-1]
+        is_zero = is_exactly(error, ZeroDivisionError) and plain(divisor) == 0
+        if is_zero and any(one is divisor for one in live):
+            divisor.ledger.decide(operator.ne, divisor, 0, False)
+        else:
+            for number in live:
+                number.ledger.close(number, function.__name__)
+        raise
 
 
 def _close_all(self: Any, other: Any, by: str, value: Any) -> Any:
@@ -294,7 +352,7 @@ def _rounding(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     by = f"{name.strip('_')}()"
 
     def method(self: Any, *digits: Any) -> Any:
-        value = function(self.value, *map(plain, digits))
+        value = attempt(function, self, *digits)
         ledger: Ledger = self.ledger
         if not ledger.is_live():
             return value
@@ -350,6 +408,10 @@ def _is_true(self: Any) -> bool:
 # --- everything else ---------------------------------------------------------------------------
 
 
+def _is_integer(self: Any) -> bool:
+    return self % 1.0 == 0
+
+
 def _closing(name: str) -> Callable[..., Any]:
     """A method that needs the value."""
     by = f"{name.strip('_')}()"
@@ -381,6 +443,13 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
     cls.__rpow__ = _power(is_reflected=True)
     for name in ("neg", "pos", "abs"):
         setattr(cls, f"__{name}__", _unary(name))
+    for name in ("and_", "or_", "xor", "lshift", "rshift") if base is int else ():
+        setattr(cls, f"__{name.strip('_')}__", _bitwise(name, is_reflected=False))
+        setattr(cls, f"__r{name.strip('_')}__", _bitwise(name, is_reflected=True))
+    if base is int:
+        cls.__invert__ = lambda self: -self - 1
+    else:
+        cls.is_integer = _is_integer
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(cls, f"__{name}__", _comparison(name))
     for name, function in _ROUNDINGS.items():

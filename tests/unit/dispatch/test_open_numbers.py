@@ -381,6 +381,14 @@ COMPUTED = {  # with the step of a schedule, and at most this many traces
     "by a cosine": (lambda x, n: x * 2 if math.cos(n) > 0 else x * 3, 3),
     "what overflows": (lambda x, n: x * (math.exp(n * 90.0) if n < 8 else n), 3),
     "results": (lambda x, n: (x * 1, int(n * 0.7), math.cos(n)), 2),
+    "other functions": (lambda x, n: x * math.lgamma(n) + math.fmod(n, 0.7) + math.cbrt(n), 2),
+    "signs": (lambda x, n: x * math.copysign(1.0, n - 6.5), 2),
+    "bits": (lambda x, n: (x * (n & 6) + (n | 1), n ^ 5, n >> 1, ~n, 1 << n, 12 & n), 2),
+    "powers of two": (lambda x, n: (x * 2**n, 2 ** (n // 3)), 2),
+    "a common divisor": (lambda x, n: (x * math.gcd(n, 6), math.isqrt(n), math.lcm(n, 2)), 2),
+    "a bit": (lambda x, n: x * 2 if n & 1 else x * 3, 3),
+    "whether it is whole": (lambda x, n: x * 2 if (n / 2).is_integer() else x * 3, 3),
+    "whether it is a number": (lambda x, n: x if math.isnan(n * 0.5) else x * (n * 0.5), 2),
 }
 
 
@@ -452,6 +460,27 @@ def test_a_function_that_raises_for_another_number_raises(name) -> None:
                 compiled(torch.ones(2), n)
         else:
             check_same(expected, compiled(torch.ones(2), n))
+
+
+@pytest.mark.parametrize("power", [lambda n: 2**n, lambda n: 1 << n])
+def test_a_large_power_is_not_computed_to_find_that_code_is_not_for_it(power) -> None:
+    def call(x, n):
+        return x * 2 if n > 100 else x * (power(n) % 7)
+
+    compiled = tripwire.compile(call, backend="eager")
+    for n in (4, 5, 6, 70, 10**15, 7):
+        check_same(call(torch.ones(2), n), compiled(torch.ones(2), n))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e308])
+def test_what_is_no_number_takes_another_way(odd) -> None:
+    def call(x, s):
+        s = s * 10
+        return x if math.isnan(s) else x * 2 if math.isinf(s) else x * s
+
+    compiled = tripwire.compile(call, backend="eager")
+    for s in (0.5, 0.7, 0.9, odd, -odd, 0.3):
+        check_same(call(torch.ones(2), s), compiled(torch.ones(2), s))
 
 
 def test_sizes_zero_and_one_have_traces_of_their_own() -> None:

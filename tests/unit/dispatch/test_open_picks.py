@@ -72,7 +72,12 @@ CASES = {
         5,
         "STATE = {'i': 0}",
     ),
-    "a number out of a tensor": ("return x * TABLE[int(x[0])]", "see(f(T(i % 2)))", 3),
+    "a number out of a tensor": ("return x * TABLE[int(x[0])]", "see(f(T(i)))", 6),
+    "beyond its end, out of a tensor": (
+        "return x * COUNTS[int(x[0])]",
+        "try: see(f(T(i * 2)))\nexcept IndexError as error: see(str(error))",
+        2,
+    ),
     "of bools": (
         "return x * (2 if ODD[i] else 3)",
         "see(f(T(2), i))",

@@ -104,8 +104,20 @@ class Mean(nn.Module):
         return x - self.mean
 
 
+def spread_rows(x):
+    rows = x.view(2, 3).tolist()
+    return [sum(row) for row in rows], x * rows[1][0]
+
+
+def pick_grids(x):
+    grids = (x.view(3, 2).abs() * 3 + 2).int().tolist()
+    return torch.cat([torch.arange(height * width) for height, width in grids])
+
+
 MAKERS = {
     "a scale": lambda: scale,
+    "a list of lists": lambda: spread_rows,
+    "sizes in a list of lists": lambda: pick_grids,
     "several results": lambda: several,
     "a list": lambda: spread,
     "a branch": lambda: branch,

@@ -37,7 +37,7 @@ from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
 from tripwire.reading.kinds import MEMO, is_link
-from tripwire.reading.names import asks_for_modes, needs_plain_numbers
+from tripwire.reading.names import asks_for_modes, needs_plain_numbers, returns_plain_number
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import own_dict, slots_of
@@ -109,13 +109,15 @@ class Opening:
         Installed packages ask no size for its type, and compare objects.
         """
         file = code.co_filename
-        if is_library_file(file) or is_own_code(code):
+        if is_own_code(code):
             return False
+        has_numbers = bool(self.numbers or self.spots or self.takes or self.draws)
+        if is_library_file(file):
+            return has_numbers and returns_plain_number(code)
         if asks_for_modes(code):
             return True
         if is_installed_file(file):
-            has_numbers = self.numbers or self.spots or self.takes or self.draws
-            return bool(has_numbers) and needs_plain_numbers(code)
+            return has_numbers and needs_plain_numbers(code)
         return needs_plain_numbers(code) or () in find_uses(code).identities
 
     def wants_number(self, path: str) -> bool:

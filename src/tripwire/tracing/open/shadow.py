@@ -46,6 +46,7 @@ from tripwire.tracing.open.opening import (
 )
 from tripwire.tracing.open.soundings import Soundings
 from tripwire.tracing.open.symbols import (
+    BY_PYTHON,
     Symbols,
     forget_environments,
     is_exact,
@@ -59,6 +60,7 @@ from tripwire.values.numbers import (
     Number,
     OpenFloat,
     OpenInt,
+    attempt,
     holds_numbers,
     is_open,
     is_taken,
@@ -183,7 +185,7 @@ class Shadow:
     def open_number(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
         """Leave a number of the call open, if it can be."""
         # A shape environment knows neither nan nor infinity, nor the sign of zero.
-        if not math.isfinite(value) or (is_exactly(value, float) and value == 0):
+        if is_exactly(value, float) and (not math.isfinite(value) or value == 0):
             return None
         if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
             return None
@@ -240,9 +242,8 @@ class Shadow:
                 number = self._wrap_taken(value, made)
                 self.formulas.note_made(number)
                 return number
-            is_picked = made[0] in (operator.getitem, max)
             of_floats = is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:])
-            if is_picked or of_floats:
+            if of_floats or made[0] in BY_PYTHON:
                 if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
                     return self._close_operands(made, value)
                 if is_exactly(value, float) and value == 0:  # no symbol knows which sign it has
@@ -285,7 +286,7 @@ class Shadow:
             return False
         if name == "item":
             return bool(tensor.numel() == 1)
-        return name == "tolist" and tensor.dim() == 1 and tensor.numel() <= _MOST_TAKEN
+        return name == "tolist" and tensor.dim() > 0 and 0 < tensor.numel() <= _MOST_TAKEN
 
     @property
     def asks_for_counts(self) -> bool:
@@ -316,7 +317,7 @@ class Shadow:
             return NotImplemented
         if is_exactly(number, OpenFloat if cls is float else OpenInt):
             return number
-        return self.compute((cls, number), cls(number.value))
+        return self.compute((cls, number), attempt(cls, number))
 
     def close_sizes(self, rule: Call, given: Any) -> None:
         """Close numbers out of tensors that a call may take for a size, a dimension or an index.
@@ -330,6 +331,11 @@ class Shadow:
             is_size = is_size or rule.name in _SIZED_BY_FLOATS
             if is_size and not self.soundings.sound(leaf):
                 self.close(leaf, rule.name)
+
+    def sound(self, number: OpenInt) -> bool:
+        """Give a number out of a tensor a symbol, if it can be computed before a call."""
+        with self._state.aside():
+            return self.soundings.sound(number)
 
     def node_of(self, number: OpenInt | OpenFloat) -> Any:
         """What a graph gets for a number: a node, or its value where it was closed."""

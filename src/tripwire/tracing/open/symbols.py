@@ -6,6 +6,7 @@ on another call, in the guard function's words, and a place that users know.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from tripwire.imports import import_dynamo
 from tripwire.tracing.open.opening import Place, spell_place
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.identity import same_plain
-from tripwire.values.numbers import is_open
+from tripwire.values.numbers import LARGEST_SHIFT, OpenInt, is_open
 
 
 class _NotingEnvironment(ShapeEnv):
@@ -219,7 +220,8 @@ class Symbols:
 
 def _spell(made: tuple[Any, ...], write: Callable[[Any], str]) -> str:
     operands = tuple(map(write, made[1:]))
-    form = _SPELLED.get(made[0])
+    is_whole = made[0] is operator.pow and all(is_exactly(o, int, OpenInt) for o in made[1:])
+    form = _POWER_OF_TWO_INTS if is_whole else _SPELLED.get(made[0])
     if form is not None:
         return form.format(*operands)
     module = "math." if made[0].__module__ == "math" else ""  # or of builtins
@@ -238,7 +240,20 @@ _SPELLED = {
     operator.pos: "(+{})",
     operator.abs: "abs({})",
     operator.getitem: "{}[{}]",
+    operator.and_: "({} & {})",
+    operator.or_: "({} | {})",
+    operator.xor: "({} ^ {})",
+    operator.lshift: f"({{}} << min({{}}, {LARGEST_SHIFT}))",  # a decision excludes larger ones
+    operator.rshift: "({} >> {})",
 }
+_POWER_OF_TWO_INTS = f"({{}} ** min({{}}, {LARGEST_SHIFT}))"
+
+
+# Python computes these of ints, too: torch's algebra has nothing like them.
+BY_PYTHON = frozenset(
+    {operator.getitem, max, operator.and_, operator.or_, operator.xor, operator.lshift}
+    | {operator.rshift, operator.pow, math.gcd, math.lcm, math.isqrt}
+)
 
 
 class _Printer(PythonPrinter):
