@@ -5,7 +5,12 @@ A slug is a stable short name. docs/messages.md explains every one of them.
 
 from __future__ import annotations
 
-from types import NoneType
+import functools
+import opcode
+import signal
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType, MethodType, NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -103,3 +108,68 @@ class BadStore(TripwireError):
 
 class TelemetryError(TripwireError):
     """Telemetry was used wrongly, or a log can't be read."""
+
+
+# --- interruptions ---
+
+
+def raise_interruption(error: BaseException) -> None:
+    """Raise what a signal's handler or another thread threw in, if that is why a block failed.
+
+    To be called where the block's error is caught and would not be raised. A timeout is often an
+    Exception. What it meets, a compiler say, did not fail, and must not swallow it.
+    """
+    thrown = [each for each in _find_chain(error, sys._getframe(1)) if _is_thrown(each)]
+    if thrown:
+        raise thrown[-1]  # others wrap it
+
+
+def _find_chain(error: BaseException | None, frame: FrameType) -> Iterator[BaseException]:
+    """An error, what it came of, and so on; not what the caller's callers are handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if error.__traceback__ is None or not _is_inside(error.__traceback__.tb_frame, frame):
+            return
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_inside(inner: FrameType | None, outer: FrameType) -> bool:
+    while inner is not None and inner is not outer:
+        inner = inner.f_back
+    return inner is outer
+
+
+def _is_thrown(error: BaseException) -> bool:
+    """Whether a signal's handler raised it, or PyThreadState_SetAsyncExc did.
+
+    The latter makes an exception without arguments, where no instruction raises one.
+    """
+    handlers = set(_find_handlers())
+    last: TracebackType | None = None
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code in handlers:
+            return True
+        last, step = step, step.tb_next
+    if last is None or error.args or isinstance(error, _RAISED_IN_C):
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISING
+
+
+# What C code raises without arguments.
+_RAISED_IN_C = (MemoryError, StopIteration, StopAsyncIteration)
+_RAISING = frozenset({opcode.opmap["RAISE_VARARGS"], opcode.opmap["RERAISE"]})
+
+
+def _find_handlers() -> Iterator[CodeType]:
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, (functools.partial, MethodType)):
+            handler = handler.func if isinstance(handler, functools.partial) else handler.__func__
+        if callable(handler):
+            code = getattr(handler, "__code__", None)
+            code = code or getattr(type(handler).__call__, "__code__", None)
+            if isinstance(code, CodeType):
+                yield code

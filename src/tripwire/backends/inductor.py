@@ -56,7 +56,7 @@ from tripwire.backends.handover import (
     tell_apart,
 )
 from tripwire.backends.packing import CAN_PACK, can_pack, pack, unpack
-from tripwire.errors import BadOption, BadStore
+from tripwire.errors import BadOption, BadStore, raise_interruption
 from tripwire.files import check_ours, check_ours_below, make_folder
 from tripwire.imports import importing, uncounted_registrations
 from tripwire.reading.tensors import storage_of
@@ -129,6 +129,7 @@ def compile_graph(
             try:
                 runtime = compile_for(store, key, compiler, folds=folds)
             except Exception as error:  # perhaps the backward's: it may never be needed
+                raise_interruption(error)
                 if key is None or not is_training:
                     raise
                 _log.info("Compiled anew, with the backward put off and nothing kept: %s", error)
@@ -178,6 +179,7 @@ def _compile(
                 ),
             )
         except Exception as error:  # whatever it is, it may not be the user's
+            raise_interruption(error)
             if not is_folded:
                 raise
             _log.warning(
@@ -262,6 +264,7 @@ def _compile_inner(
         with around_backward(), leaving_generators(), convolutions:
             return compile_fx_inner(module, inputs, is_backward=True, **settings)
     except Exception as error:  # whatever it is, it isn't the user's
+        raise_interruption(error)
         if on_failed_backward is None:
             raise
         on_failed_backward(error)
@@ -311,6 +314,7 @@ def _keep(store: Store, key: str, compiled: Runtime, took_us: int) -> None:
     try:
         payload = pack(compiled)
     except Exception as error:  # pickle's, or any of those that it calls
+        raise_interruption(error)
         _log.info("Compiled code isn't kept, since it can't be pickled: %s", error)
         return
     store.write(key, Artifact(payload, {"best_isa": _has_best_isa(), "took_us": took_us}))
@@ -328,6 +332,7 @@ def _load(store: Store, key: str) -> Runtime | None:
     try:
         runtime = unpack(artifact.payload)
     except Exception as error:
+        raise_interruption(error)
         store.distrust(key, error)
         note_figures(cache_miss_keys=key)
         add_figures(local_cache_miss_count=1)

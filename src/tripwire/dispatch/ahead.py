@@ -21,6 +21,7 @@ import torch
 from tripwire.backends.backwards import trains
 from tripwire.backends.cuts import runs_user_code
 from tripwire.dispatch.originals import ChainedKeeper
+from tripwire.errors import raise_interruption
 from tripwire.reading.tensors import meta_of
 from tripwire.telemetry.compiles import FIRST_RUN
 from tripwire.tracing.result import Input, Trace, acts, draws, is_opaque
@@ -94,6 +95,7 @@ def run_ahead(
                 with _put_back(tensors, after, counters):
                     code((*numbers, *given))
     except Exception as error:  # too little memory for two results, say: a hit tells of others
+        raise_interruption(error)
         _log.info("The new code of %s could not be run ahead of the next call: %s", name, error)
 
 

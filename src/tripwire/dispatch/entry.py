@@ -21,7 +21,7 @@ from tripwire.backends.registry import Runtime
 from tripwire.dispatch.originals import add_turning, build_undo
 from tripwire.dispatch.tally import Saving
 from tripwire.dispatch.turns import Turn
-from tripwire.errors import FunctionChanged
+from tripwire.errors import FunctionChanged, raise_interruption
 from tripwire.reading.names import ReadLine
 from tripwire.reading.sources import Roots
 from tripwire.reading.structure import (
@@ -405,6 +405,7 @@ class Entry:
                     raise AssertionError("what is to be undone has another form now") from error
                 raise
             if isinstance(error, Exception) and not isinstance(error, _NO_ERRORS):
+                raise_interruption(error)
                 if self._can_repeat or (self._can_undo and saved is not None and saved.restore()):
                     raise RunAgain from error
             raise
@@ -437,6 +438,7 @@ class Entry:
         except _NO_ERRORS:
             raise
         except Exception as error:
+            raise_interruption(error)
             if saved is not None and saved.restore():
                 raise RunAgain(answers) from error
             if not isinstance(error, FormChanged):

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 from tripwire.backends.registry import Runtime
-from tripwire.errors import WrongResult
+from tripwire.errors import WrongResult, raise_interruption
 from tripwire.reading.sources import Local
 from tripwire.reading.tensors import (
     Copies,
@@ -200,6 +200,7 @@ class Originals(ChainedKeeper):
             except OtherWay:
                 return  # it computes a little differently, and would turn back on a hit
             except Exception as error:
+                raise_interruption(error)
                 raise WrongResult(
                     f"{name}: the observed call returned, but the code that {backend} compiled "
                     f"raised {type(error).__name__}: {error}",

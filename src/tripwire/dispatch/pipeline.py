@@ -86,7 +86,7 @@ from tripwire.dispatch.telling import (
     telling_phases,
 )
 from tripwire.dispatch.variation import Variation
-from tripwire.errors import BackendFailed, BadOption
+from tripwire.errors import BackendFailed, BadOption, raise_interruption
 from tripwire.reading.effects import Volatile
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
@@ -484,6 +484,7 @@ class Pipeline:
         except BadOption:
             raise
         except Exception as error:
+            raise_interruption(error)
             if FIXES not in module.meta and has_unknown_floats(module.graph):
                 module.meta[FIXES] = True
                 return self._run_backend(module, examples)

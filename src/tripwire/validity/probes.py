@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from tripwire.errors import raise_interruption
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
@@ -77,7 +78,8 @@ class Probe:
     def _compute(self, inputs: Sequence[torch.Tensor]) -> tuple[object, ...] | None:
         try:
             return self.compute(*[inputs[i] for i in self.indices])
-        except Exception:  # another way through the program: shapes needn't fit
+        except Exception as error:  # another way through the program: shapes needn't fit
+            raise_interruption(error)
             return None
 
     def agrees(self, values: tuple[object, ...] | None) -> bool:
@@ -430,4 +432,5 @@ class _Compute:
         try:
             return self._run(*inputs)
         except Exception as error:  # another way through the program: shapes needn't fit
+            raise_interruption(error)
             raise LookupError from error

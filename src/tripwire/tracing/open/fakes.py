@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from tripwire.errors import raise_interruption
 from tripwire.reading.sources import Source
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
 from tripwire.tracing.open.opening import Opening, OpenTensor, Range
@@ -234,6 +235,7 @@ class Fakes:
             except (DynamicOutputShapeException, DataDependentOutputException):
                 return BY_VALUES
             except Exception as error:  # any that a meta function raises; told with what it closes
+                raise_interruption(error)
                 first = str(error).partition("\n")[0]
                 return f"torch can't tell its result for open sizes: {first:.100}"
             finally:
