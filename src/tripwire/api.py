@@ -46,6 +46,7 @@ from tripwire.errors import (
 )
 from tripwire.tracing import Trace, Tracer
 from tripwire.tracing.tracer import NEEDS_GIL
+from tripwire.values.classes import isinstance
 from tripwire.values.contents import name_callable
 from tripwire.writes.patches import Patch, Patches
 
@@ -242,7 +243,7 @@ def _build_options(given: dict[str, Any]) -> Options:
 
 
 def _find_advice(model: object) -> str:
-    if isinstance(model, classmethod | property):
+    if isinstance(model, (classmethod, property)):
         return f" Put @{type(model).__name__} above @tripwire.compile."
     return ""
 

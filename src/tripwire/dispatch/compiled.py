@@ -235,10 +235,7 @@ def compile_callable(target: Any, name: str, options: Options) -> Any:
 
 
 def compile_module(module: nn.Module, name: str, options: Options) -> nn.Module:
-    """A compiled stand-in for a module, or for the original of another stand-in."""
-    known = find_dispatcher(module) if isinstance(module, CompiledModule) else None
-    if known is not None:
-        module = known.target
+    """A compiled stand-in for a module."""
     compiled: Any = object.__new__(_compiled_class(type(module)))
     slot: Any = find_in_class(type(compiled), "_tripwire_dispatcher")
     slot.__set__(compiled, Dispatcher(module, name, options))

@@ -297,8 +297,7 @@ class Variation:
         else:
             for branch in trace.branches:
                 if branch.op in TAKING:
-                    numbers = iter_leaves(branch.value)
-                    seen.setdefault(branch.where.short, []).extend(numbers)
+                    seen.setdefault(branch.where.short, []).extend(iter_leaves(branch.value))
         for line, numbers in seen.items():
             if self._taken.setdefault(line, tuple(numbers)) != tuple(numbers):
                 self._taken[line] = None

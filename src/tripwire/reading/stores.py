@@ -160,8 +160,8 @@ def _last_of(path: Source) -> object:
 
 def _find_keys(holder: Holder, wanted: frozenset[Any] | None, use: Use) -> Iterator[Any]:
     """Keys of a container that are wanted, and may be stored by code that uses it so."""
-    all_stored = use.appended or use.updated or use.whole or use.attributes - _ONLY_READ
-    all_stored = all_stored or Computed.KEY in use.stored_keys
+    named = use.appended or use.updated or use.whole or use.attributes - _ONLY_READ
+    all_stored = named or Computed.KEY in use.stored_keys
     if isinstance(holder.kind, ItemsKind) and wanted is not None and not all_stored:
         yield from wanted & use.stored_keys
     elif wanted is None or wanted:

@@ -409,7 +409,7 @@ def _is_true(self: Any) -> bool:
 
 
 def _is_integer(self: Any) -> bool:
-    return self % 1.0 == 0
+    return bool(self % 1.0 == 0)
 
 
 def _closing(name: str) -> Callable[..., Any]:
