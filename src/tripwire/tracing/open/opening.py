@@ -40,7 +40,7 @@ from tripwire.reading.kinds import MEMO, is_link
 from tripwire.reading.names import asks_for_modes, needs_plain_numbers, returns_plain_number
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
-from tripwire.values.contents import own_dict, slots_of
+from tripwire.values.contents import filled_slots, own_dict
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -429,8 +429,7 @@ class Sweep:
             space = own_dict(holder)
             if space is not None:
                 self._replace_in(space, fresh)
-            for slot in slots_of(type(holder)).values():
-                value = slot.__get__(holder)
+            for slot, value in filled_slots(holder):
                 if id(value) in self._replaced:
                     slot.__set__(holder, self._find(value))
             self._replace_in_part(holder)
