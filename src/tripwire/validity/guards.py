@@ -28,6 +28,7 @@ from tripwire.reading.kinds import (
     ITEMS,
     MEMBERS,
     SLOTS,
+    THREAD_LOCAL,
     WEAK,
     Kind,
     plain_key,
@@ -496,6 +497,8 @@ class GuardWriter:
         counted: set[Any] = set()
         for kind in (ATTRIBUTES, SLOTS):
             holder = self._holders.get((id(value), kind))
+            if holder is None and kind is ATTRIBUTES:
+                holder = self._holders.get((id(value), THREAD_LOCAL))
             if holder is None:
                 if own_dict(value) if kind is ATTRIBUTES else slots_of(type(value)):
                     self._pin(path, name, value)  # nobody knows what was there before the run

@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib.util
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -76,7 +77,9 @@ _NOTHING = object()
 
 def elements_of(value: Any) -> tuple[Any, ...]:
     """What a list, tuple, deque or set holds. Runs no `__iter__` of a subclass."""
-    base = next(kind for kind in _SEQUENCES if issubclass(type(value), kind))
+    base = next((kind for kind in _SEQUENCES if issubclass(type(value), kind)), None)
+    if base is None:  # the container is gone
+        raise TypeError(f"{name_of(type(value))} isn't a container")
     return at_once(partial(base.__iter__, value))
 
 
@@ -196,7 +199,9 @@ _generic_dict.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # a py_object is as
 def _find_way(cls: type) -> Callable[..., object]:
     descriptor: Any = find_in_class(cls, "__dict__")
     way: Callable[..., object] = _look_past_property
-    if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
+    if issubclass(cls, threading.local):  # its dict isn't where those of other objects are
+        way = _ask_thread
+    elif isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
         way = _ask
     elif descriptor is None:
         way = _has_none
@@ -208,6 +213,10 @@ def _find_way(cls: type) -> Callable[..., object]:
 def _forget(ways: dict[int, Any], known: dict[int, Any], key: int, _: object) -> None:
     ways.pop(key, None)
     known.pop(key, None)
+
+
+def _ask_thread(value: object) -> object:
+    return threading.local.__getattribute__(value, "__dict__")  # type: ignore[arg-type]
 
 
 def _has_none(value: object) -> None:
