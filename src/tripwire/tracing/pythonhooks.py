@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib
-import json
+import importlib.util
+import json.encoder
 import operator
 import os
 import random
@@ -41,7 +41,7 @@ from tripwire.values.classes import (
     name_of,
 )
 from tripwire.values.identity import PLAIN
-from tripwire.values.numbers import OpenInt, is_open
+from tripwire.values.numbers import is_open
 from tripwire.writes.patches import Patch
 
 # --- attribute names that are computed ------------------------------------------------------------
@@ -121,16 +121,26 @@ _HASHES_WHAT_IT_HAS = ids_of(MethodType, weakref.ref)
 # --- numbers that are open ------------------------------------------------------------------------
 
 
-def _wrap_json_default(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """JSON knows the numbers of Python alone, and asks here for all others."""
+def _take_away(_: object) -> None:
+    """The encoder of JSON in C takes the numbers of Python alone. The one in Python takes all."""
 
-    @functools.wraps(plain)
-    def default(self: Any, value: Any) -> Any:
-        if is_open(value):
-            return operator.index(value) if type(value) is OpenInt else value.__float__()
-        return plain(self, value)
 
-    return default
+def _wrap_json(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """It spells numbers by methods of `int` and `float`, which take none but Python's."""
+
+    def make_encoder(
+        markers: Any, default: Any, encoder: Any, indent: Any, spell: Any, *args: Any
+    ) -> Any:
+        def spell_float(value: Any) -> Any:
+            return spell(value.__float__() if is_open(value) else value)
+
+        return plain(markers, default, encoder, indent, spell_float, *args, _intstr=_spell_int)
+
+    return make_encoder
+
+
+def _spell_int(value: Any) -> str:
+    return int.__repr__(operator.index(value) if is_open(value) else value)
 
 
 def _wrap_draw(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,16 +195,24 @@ def _wrap_import(plain: Callable[..., Any]) -> Callable[..., Any]:
     """`import` statements are read off the code; `importlib.import_module` passes here."""
 
     def import_by_name(name: str, package: Any = None, level: int = 0) -> Any:
-        module = plain(name, package, level)
-        state, CURRENT.state = CURRENT.state, None  # what the walk asks isn't the run's
         try:
-            if state is not None:
-                state.reach.walk_import(module.__name__)
-        finally:
-            CURRENT.state = state
-        return module
+            return plain(name, package, level)
+        finally:  # that there is none is a read as well
+            state, CURRENT.state = CURRENT.state, None  # what the walk asks isn't the run's
+            try:
+                if state is not None and isinstance(name, str):
+                    state.reach.walk_import(_find_whole_name(name, package, level))
+            finally:
+                CURRENT.state = state
 
     return import_by_name
+
+
+def _find_whole_name(name: str, package: Any, level: int) -> str:
+    try:
+        return importlib.util.resolve_name("." * level + name, package)
+    except ImportError:  # beyond the top: the import itself raises
+        return name
 
 
 def _wrap_loading(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,7 +245,8 @@ _PATCHES = (
     Patch(os._Environ, "__len__", _wrap_environment),
     *(Patch(builtins, name, _wrap_by_name) for name in sorted(RECORDED)),
     Patch(builtins, "hash", _wrap_hash),
-    Patch(json.JSONEncoder, "default", _wrap_json_default),
+    Patch(json.encoder, "c_make_encoder", _take_away),
+    Patch(json.encoder, "_make_iterencode", _wrap_json),
     *(Patch(random.Random, name, _wrap_draw) for name in AS_A_WHOLE),
     Patch(importlib._bootstrap, "_gcd_import", _wrap_import),
     Patch(importlib._bootstrap, "_find_and_load", _wrap_loading),
