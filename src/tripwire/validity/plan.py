@@ -6,6 +6,7 @@ import builtins
 import functools
 import gc
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules import module as module_globals
 
 from tripwire.reading.effects import Carried
 from tripwire.reading.holders import Holder
@@ -40,12 +40,24 @@ if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
     from tripwire.validity.standing import Standing
 
-_GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+# Hooks on all modules, all that they register, and all optimizers; by the package that runs them.
+_GLOBAL_HOOKS = {
+    "torch.nn": (
+        "torch.nn.modules.module",
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_parameter_registration_hooks",
+        "_global_buffer_registration_hooks",
+        "_global_module_registration_hooks",
+    ),
+    "torch.optim": (
+        "torch.optim.optimizer",
+        "_global_optimizer_pre_hooks",
+        "_global_optimizer_post_hooks",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,10 +428,13 @@ class _PlanBuilder:
                 space = held.get(table)
                 if space is not None:
                     self._watch_table(spaces, module, table, space, path)
-        if self.reach.modules:
-            for name in _GLOBAL_HOOKS:
-                step = functools.partial(Item, Global("torch.nn.modules.module", name))
-                _join(spaces, getattr(module_globals, name), None, step, frozenset())
+        for package, (home, *names) in _GLOBAL_HOOKS.items():
+            if any(f"{one}.".startswith(f"{package}.") for one in self.reach.homes):
+                for name in names:
+                    step = functools.partial(Item, Global(home, name))
+                    _join(spaces, getattr(sys.modules[home], name), None, step, frozenset())
+        future = functools.partial(Global, "torch.__future__")  # what `module.to` asks
+        _join(spaces, vars(torch.__future__), None, future, frozenset())
 
     def _watch_table(
         self,
