@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 from property import traits
+from property.corners import CORNERS
 from property.delays import BACKS, BACKS_AROUND, DELAYS
 from property.habits import HABITS
 from property.slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
@@ -333,7 +334,7 @@ _QUIET = (
     "def helper(t):\n    return quiet.scale * random.random()"
 )
 
-TRAITS = (*traits.TRAITS, *HABITS, *DELAYS)
+TRAITS = (*traits.TRAITS, *CORNERS, *HABITS, *DELAYS)
 FORMS = ("function", "closure", "module", "method")
 
 
