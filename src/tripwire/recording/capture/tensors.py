@@ -310,6 +310,8 @@ def _encode_tensor(encoder: Encoder, tensor: torch.Tensor, cls: type) -> AnyNode
     if isinstance(use, TensorUse) and use.kind == "graph":
         why = "its autograd history isn't kept: at replay gradients end here"
         encoder.left_out.append(Omission(path, why))
+    if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+        encoder.left_out.append(Omission(path, "its hooks aren't kept: they don't run at replay"))
     grad = tensor.grad if tensor.is_leaf else None
     state = named(own_dict(tensor) or {})
     subclass = cls is not torch.Tensor and cls is not torch.nn.Parameter

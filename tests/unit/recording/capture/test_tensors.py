@@ -12,6 +12,7 @@ import torch
 from roundtrip import again, data_of, encode, seen, write
 from torch import nn
 
+import tripwire
 from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.capture.origin import Policy
 from tripwire.recording.capture.tensors import measure
@@ -457,3 +458,12 @@ def test_a_header_is_plain_json(tmp_path) -> None:
     length = int.from_bytes(member[:8], "little")
     header = json.loads(member[8 : 8 + length])
     assert header == {"0": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+
+
+def test_hooks_of_tensors_are_told_as_left_out(tmp_path) -> None:
+    hooked, late, plain = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    hooked.register_hook(print)
+    late.register_post_accumulate_grad_hook(print)
+    path = tripwire.record_call(tmp_path, check=False)(torch.stack, [hooked, late, plain])
+    left = tripwire.load_record(path).manifest.omissions
+    assert [one.what for one in left if "hooks" in one.why] == ["args[0][0]", "args[0][1]"]
