@@ -39,7 +39,7 @@ from tripwire.backends.backwards import (
 )
 from tripwire.backends.floats import iter_takers, spells_dropout, takes_open_float
 from tripwire.backends.handover import OPEN, one_round
-from tripwire.backends.limits import is_pick
+from tripwire.backends.limits import BEGINS, is_pick, sets_data
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
@@ -65,10 +65,12 @@ _JOINED = (
     "state"
 )
 _GRAD = "it reads or sets `.grad`, which isn't a value of the graph"
+_DATA = "it gives a tensor other data, which a compiler's graph can't"
 _BACKWARD = "it runs a backward"
 _UNUSED = "it draws random numbers that nothing uses, and a compiler would remove it"
 _PLACED = "it counts from the start of a storage that was passed in, and Inductor from elsewhere"
 _UNFORMED = "torch can't tell the shape and dtype of its result without running it"
+_CHANGED = "its backward needs a value from before a change in place"
 _FIXED = "it takes a float that varies, which would become a constant of the compiled code"
 _UNROLLED = "a compiler would unroll it, for one length"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
@@ -84,9 +86,10 @@ class Cuts:
     # Results that are kept, and that others are computed from. A part ends before their first use,
     # so that the gradient of what is computed goes through them, where hooks see it.
     joints: frozenset[fx.Node] = frozenset()
+    ends_between: bool = False  # a part ends before some calls: see limits.py
 
     def __bool__(self) -> bool:
-        return bool(self.why or self.joints)
+        return bool(self.why or self.joints or self.ends_between)
 
     def refusals(self) -> Iterator[Refusal]:
         """The first call of each kind, for people."""
@@ -147,12 +150,13 @@ def find_cuts(
         )
         if found is not None:
             why[node] = found
+    begins = [node for node in graph.nodes if BEGINS in node.meta]
     if any(map(_asks_for_gradients, graph.nodes)):
-        return Cuts(why, _GRADIENTS)
+        return Cuts(dict.fromkeys(begins, _CHANGED) | why, _GRADIENTS)
     if not why and joins_pasts(graph, _find_pasts(graph.find_nodes(op="placeholder"))):
         (output,) = graph.find_nodes(op="output")
         return Cuts({output.all_input_nodes[0]: _JOINED}, _PASTS)
-    return Cuts(why, None, _find_joints(graph, kept))
+    return Cuts(why, None, _find_joints(graph, kept), bool(begins))
 
 
 def _find_joints(graph: fx.Graph, kept: int) -> frozenset[fx.Node]:
@@ -187,6 +191,8 @@ def _find_gradient(node: fx.Node) -> str | None:
     """Whether a call has to do with gradients that tensors keep."""
     if node.target in (GETATTR, SETATTR, DELATTR) and node.args[1] == "grad":
         return _GRAD
+    if sets_data(node):
+        return _DATA
     return _BACKWARD if _name_of(node) == "backward" else None
 
 
@@ -399,6 +405,8 @@ class _Cutter:
                 self._copy(node)
                 self._note_context(node)
             else:
+                if BEGINS in node.meta:
+                    self._close()
                 joints = self._joints.intersection(node.all_input_nodes)
                 if not joints.isdisjoint(self._open) and passes_gradients(node.meta[FACTS]):
                     self._close()

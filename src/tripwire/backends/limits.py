@@ -34,13 +34,14 @@ from tripwire.values.classes import isinstance
 
 _ALWAYS = words("retain_grad")
 _OF_INPUTS = words("requires_grad_ detach_")
+BEGINS = "tripwire_begins"  # in the meta of a call before which a part ends
 
 
 def check_functional(trace: Trace) -> None:
     """Refuse a graph that no functional form of it can stand for. Raises Refused."""
     grad_mode, last = trace.torch_state["grad mode"], None
     for node in trace.graph.nodes:
-        what = _find_unfit(node)
+        what = None if sets_data(node) else _find_unfit(node)
         if what is not None:
             raise _refuse(what, node)
         if node.target is torch._C._set_grad_enabled:
@@ -77,8 +78,9 @@ def _leads_back(graph: fx.Graph) -> bool:
 def _check_kept(trace: Trace) -> None:
     """What the backward needs of an input may be the input itself, and be written over by then.
 
-    It may also compute again what was computed from the input: a result without a gradient counts
-    where one with a gradient is computed from it. What an input is after the last write, it stays.
+    It may also compute again what was computed from the input: where one with a gradient is
+    computed from a result without a gradient, a part ends (`BEGINS`), and the next part gets the
+    result. What an input is after the last write, it stays.
     An input's `.grad` counts as an input of its own, and is written by a backward.
     """
     placeholders = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
@@ -127,14 +129,19 @@ def _check_stretch(
             grad_mode = bool(call.args[0])
         written, used = _split(call, grads)
         changed = _find_inputs(written, views)
-        found = dict.fromkeys(coming.intersection(_find_inputs(used, views)), call)
+        found = direct = dict.fromkeys(coming.intersection(_find_inputs(used, views)), call)
         coming -= {one for one in changed if last[one] is call}
         for given in call.all_input_nodes:
             for origin in (given, *_made_by_run(given), *views.get(given, ())):
                 found = uses.get(origin, {}) | found
         if found:
             facts: NodeFacts = call.meta[FACTS]
-            if grad_mode and (wants_grad(facts.value) or _is_act(call)):
+            is_kept = grad_mode and (wants_grad(facts.value) or _is_act(call))
+            if is_kept and not direct:
+                call.meta[BEGINS] = True
+                uses.clear()
+                continue
+            if is_kept:
                 one = next(one for one in sources if one in found)
                 what = f"{sources[one]} is used here and changed in place later"
                 raise _refuse(f"{what}, while gradients are on", found[one])
@@ -189,6 +196,8 @@ def _split(call: fx.Node, grads: Sequence[fx.Node]) -> tuple[Sequence[fx.Node], 
         return grads, given
     if not facts.written or _is_of_grad(call):
         return (), () if OUTSIDE in facts.memory else given
+    if sets_data(call):
+        return given[:1], given[1:]
     first: list[fx.Node] = []
     fx.map_arg(call.kwargs.get("out", call.args[:1]), first.append)
     if call.target is operator.setitem or set(facts.written) <= set(facts.memory):
@@ -250,6 +259,50 @@ def _find_unfit(node: fx.Node) -> str | None:
     return None
 
 
+def sets_data(node: fx.Node) -> bool:
+    """Whether an input gets data of its form, which nothing else shares or changes: an average.
+
+    Or it gets its own. Parts before and after it get the same tensor. `_check_kept` refuses it
+    where a gradient needs the old data.
+    """
+    if node.target is not SETATTR or node.args[1] != "data" or not _is_input(node.args[0]):
+        return False
+    target, data = node.args[0], node.args[2]
+    assert isinstance(target, fx.Node)
+    if not isinstance(data, fx.Node):
+        return False
+    facts: NodeFacts = data.meta[FACTS]
+    old, new = target.meta[FACTS].value, facts.value
+    if not (isinstance(old, TensorMeta) and isinstance(new, TensorMeta)):
+        return False
+    if old != new._replace(requires_grad=old.requires_grad):
+        return False
+    if facts.memory == (OUTSIDE,):
+        return _is_data_of(target, data)
+    if OUTSIDE in facts.memory:
+        return False
+    (output,) = node.graph.find_nodes(op="output")
+    returned = {memory for one in output.all_input_nodes for memory in _memory(one)}
+    written = {m for one in _after(node) if FACTS in one.meta for m in one.meta[FACTS].written}
+    return not (returned | written).intersection(facts.memory)
+
+
+def _is_data_of(target: fx.Node, data: fx.Node) -> bool:
+    """Whether this is `target.data`, maybe changed in place: so Python spells `p.data -= x`."""
+    while data.target is not GETATTR:
+        written, _ = _split(data, ())
+        if len(written) != 1:
+            return False
+        (data,) = written
+    return data.args[:2] == (target, "data")
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "output":
+        node = node.next
+        yield node
+
+
 def _wants_sparse_gradient(node: fx.Node) -> bool:
     position = _SPARSE.get(node.target)
     if position is not None and len(node.args) > position:
@@ -290,6 +343,7 @@ def spell_picks(module: fx.GraphModule) -> fx.GraphModule:
     (output,) = module.graph.find_nodes(op="output")
     returned = {memory for node in output.all_input_nodes for memory in _memory(node)}
     picks = {n for n in nodes if is_pick(n) and _can_gather(n, written | returned)}
+    picks = {node for node in picks if BEGINS not in node.meta}
     if not picks:
         return module
     graph = fx.Graph()

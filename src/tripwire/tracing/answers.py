@@ -38,7 +38,7 @@ class FormChanged(Exception):
         super().__init__(f"{name} returned {_spell(now)} where the traced run got {_spell(before)}")
 
 
-class _Raised(NamedTuple):
+class _Thrown(NamedTuple):
     """What a function raised, and where."""
 
     error: Exception
@@ -66,7 +66,7 @@ class Answers:
         value, states = self._given.pop(place)
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
-        if isinstance(value, _Raised):
+        if isinstance(value, _Thrown):
             raise value.error.with_traceback(value.traceback)
         return (value,)
 
@@ -94,7 +94,7 @@ class Own(Target):
         except Exception as error:
             if answers is not None and self.place is not None:
                 inside = error.__traceback__ and error.__traceback__.tb_next
-                answers.add(self.place, _Raised(error, inside))
+                answers.add(self.place, _Thrown(error, inside))
             raise
         finally:
             _HERE.running = answers
