@@ -26,10 +26,9 @@ from tripwire.backends.dynamo import (
 )
 from tripwire.backends.handover import one_round
 from tripwire.backends.registry import find_backend, is_prepared, name_of, out_of_dynamo, prepare
-from tripwire.dispatch import telling
+from tripwire.dispatch import patience, telling
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
-from tripwire.dispatch.inner import Inner
-from tripwire.dispatch.patience import Patience, Regions, form_of, key_of, refuse_over_limit
+from tripwire.dispatch.patience import form_of, key_of
 from tripwire.dispatch.pipeline import Made, Options, Pipeline, Planned
 from tripwire.dispatch.tally import Balance, Statistics, Tally
 from tripwire.dispatch.turns import BACKGROUND, Turn
@@ -69,10 +68,10 @@ class Dispatcher(telling.Followed):
         self._clock = itertools.count(1)
         self._lock = make_lock()
         self._turn = Turn()
-        self._regions = Regions()
+        self._regions = patience.Regions()
         self._open_regions = self._regions.open  # one set: each call asks whether it is empty
         self._heeded: object = None  # the latest stance under which hits are served
-        self._inner = Inner()
+        self._inner = patience.Inner()
         weakref.finalize(self, self._inner.leave)
         self._begin()
 
@@ -83,7 +82,7 @@ class Dispatcher(telling.Followed):
         self._forced: dict[object, Dispatcher] = {}  # by the back end of a stance
         self._tally = Tally()
         self._teller = telling.Teller(self.name)
-        self._patience = Patience(
+        self._patience = patience.Patience(
             self.name, fullgraph=options.fullgraph, cache_size=options.cache_size
         )
         self._is_told = False  # that it keeps changing
@@ -330,7 +329,7 @@ class Dispatcher(telling.Followed):
         if self.options.fullgraph or not self._is_told:
             self._is_told = True
             refusal = (
-                refuse_over_limit(limit)
+                patience.refuse_over_limit(limit)
                 if is_over
                 else self._patience.find_churn(self._tally.traces, self.count_hits())
             )

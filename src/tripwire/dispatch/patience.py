@@ -11,6 +11,8 @@ is allowed when an entry has been used enough, and after enough time: in the lon
 tenth of the time goes into traces without hits. Calls in between run as plain Python, unless an
 entry fits them. The user is told once what keeps changing.
 
+The modules of a refused call that it called are compiled on their own (`Inner`).
+
 In checkpointed code, once a call has run as plain Python, that call and all later ones do
 (`Regions`). `torch.utils.checkpoint` runs a region twice, and the second run must save the same
 tensors as the first. A call that no entry fits runs plain code, traced or not; in the second run it
@@ -36,7 +38,7 @@ from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import Mismatch, Refusal
-from tripwire.values.classes import isinstance
+from tripwire.values.classes import isinstance, module_of, short_name_of
 from tripwire.values.identity import PLAIN
 
 if TYPE_CHECKING:
@@ -389,3 +391,38 @@ def refuse_over_limit(limit: int | None) -> Refusal:
         "them still run it; others run as plain Python, or raise with fullgraph=True. Raise "
         "recompile_limit, or leave it out.",
     )
+
+
+class Inner:
+    """The modules that are compiled inside one callable.
+
+    `_compiled_call_impl` is torch's own place for a compiled module; copies and pickles leave it
+    out.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: list[tuple[weakref.ref[nn.Module], Callable[..., Any]]] = []
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def compile(
+        self,
+        modules: Iterable[nn.Module],
+        build: Callable[[Callable[..., Any], str], Callable[..., Any]],
+    ) -> None:
+        """Compile those that have parts, and that nobody compiled: `build` gets call and name."""
+        for module in modules:
+            if module_of(type(module)) == "torch._dynamo.eval_frame":  # what torch.compile made
+                continue
+            if module._compiled_call_impl is None and next(module.children(), None) is not None:
+                compiled = build(module._call_impl, short_name_of(type(module)))
+                module._compiled_call_impl = compiled
+                self._compiled.append((weakref.ref(module), compiled))
+
+    def leave(self) -> None:
+        """Let the modules be plain again."""
+        for ref, compiled in self._compiled:
+            module = ref()
+            if module is not None and module._compiled_call_impl is compiled:
+                module._compiled_call_impl = None

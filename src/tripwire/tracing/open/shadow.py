@@ -3,8 +3,8 @@
 A shadow goes beside the real run: a fake tensor with symbolic sizes for each tensor whose size may
 differ on the next call. A torch call that gets such a tensor, or an open number, runs a second time
 on the fakes, which takes no memory and computes only shapes. Equal questions are asked once, so
-equal layers cost little after the first. Python gets open numbers for the sizes
-(values/numbers.py). What it decides by them becomes a condition of the trace.
+equal layers cost little after the first. Python gets open numbers for the sizes, of which the
+ledger is kept (ledger.py).
 
 If the shadow can't follow a call, the numbers that lead there are closed.
 """
@@ -15,25 +15,21 @@ import functools
 import math
 import operator
 import re
-import weakref
 from collections.abc import Callable, Iterable, Set
-from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.effects import place_of
 from tripwire.reading.holders import Holder
 from tripwire.reading.structure import PartPlan
 from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, iter_given
 from tripwire.rulebook.rules import Call, Query, words
-from tripwire.tracing.branches import add_branch
 from tripwire.tracing.open.draws import Draw
 from tripwire.tracing.open.fakes import Fakes, hint_of, measure
 from tripwire.tracing.open.following import Follower
-from tripwire.tracing.open.formulas import Formulas
+from tripwire.tracing.open.ledger import RunLedger
 from tripwire.tracing.open.opening import (
     ARITHMETIC,
     LARGEST_OPEN,
@@ -46,18 +42,12 @@ from tripwire.tracing.open.opening import (
 )
 from tripwire.tracing.open.soundings import Soundings
 from tripwire.tracing.open.symbols import (
-    BY_PYTHON,
-    Symbols,
     forget_environments,
-    is_exact,
     is_open_symbol,
-    spell_expression,
 )
 from tripwire.tracing.state import FACTS, TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
-    Made,
-    Number,
     OpenFloat,
     OpenInt,
     attempt,
@@ -69,23 +59,15 @@ from tripwire.values.numbers import (
     map_leaves,
     of_run,
     spell_items,
-    symbolic,
 )
 
-_LONGEST = 60  # operations in an expression; longer ones are closed
 
-
-class Shadow:
+class Shadow(RunLedger):
     """Of one run."""
 
     def __init__(self, state: TracingState, opening: Opening) -> None:
-        self._state = state
-        self._opening = opening
-        self._thread = get_ident()
-        self._has_ended = False
-        self.symbols = Symbols(takes=opening.takes)
+        super().__init__(state, opening)
         self.fakes = Fakes(state, self.symbols, opening)
-        self.formulas = Formulas(state, self.symbols)
         self.soundings = Soundings(self, state, opening)
         self.numbers: dict[str, OpenNumber] = {}  # of the call, by path
         self.planted: list[Planted] = []  # those of them that the world holds
@@ -95,12 +77,6 @@ class Shadow:
         self._fixed: frozenset[Place] = frozenset()  # what was fixed when the run was over
         self.tuples: dict[int, tuple[object, object]] = {}  # that the run got, and those before
         self._held: dict[int, str] = {}  # of those that the world holds: what guards have for it
-        self.decisions: list[Decision] = []
-        self._conditions: dict[str, None] = {}  # about floats, in the guard function's words
-        self._told = 0  # conditions that the environment had when it was last looked at
-        self._handed_out: list[weakref.ref[Any]] = []
-        self._at: SourceRange | None = None  # where something happened that is told later
-        self._asked: set[int] = set()  # numbers out of tensors that were closed
         self._follows_functions = False  # whether code of the user's asks torch's symbols
         self.fixed: set[Place] = set()  # floats that the run left open, and its compiler didn't
         self.draws = opening.draws  # whether numbers out of Python's generator are open,
@@ -224,55 +200,6 @@ class Shadow:
         texts = (one.text for one in self.decisions if not one.closed_by)
         return {text for text in texts if not names.isdisjoint(re.findall(r"\w+", text))}
 
-    # --- numbers: the ledger that values/numbers.py wants ---
-
-    def is_live(self) -> bool:
-        """Whether the run goes on, in this thread, in code that is observed.
-
-        A hook isn't, nor a custom function, nor what a checkpoint runs again: each call runs those.
-        """
-        if self._has_ended or get_ident() != self._thread or self._state.refusal is not None:
-            return False
-        return not self._state.is_inside
-
-    def compute(self, made: tuple[Any, ...], value: Number) -> Any:
-        """What comes of a function and its operands, as an open number where it is one."""
-        with self._state.aside():
-            if any(map(is_taken, made[1:])):
-                number = self._wrap_taken(value, made)
-                self.formulas.note_made(number)
-                return number
-            of_floats = is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:])
-            if of_floats or made[0] in BY_PYTHON:
-                if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
-                    return self._close_operands(made, value)
-                if is_exactly(value, float) and value == 0:  # no symbol knows which sign it has
-                    self._note_zero(made, value)
-                    return value
-                symbol = self.symbols.compute(made, value)
-                if is_exactly(value, int):
-                    text = self.symbols.origin_of(
-                        symbol.node._expr
-                    )  # also where it is closed by now
-                    self._conditions[f"abs({text}) <= {LARGEST_OPEN}"] = None
-                return self._wrap(symbol, value, made)
-            symbol = made[0](*map(symbolic, made[1:]))
-            self.note_decisions()
-            return self._wrap(symbol, value, made)
-
-    def _note_zero(self, made: tuple[Any, ...], value: Number) -> None:
-        """A float is zero in this run; others may come to another one."""
-        condition = f"_same({self.symbols.print_made(made)}, {value!r})"
-        if condition not in self._conditions:
-            self._conditions[condition] = None
-            text = f"{self.symbols.spell_made(made)} == {value!r}"
-            self.decisions.append(Decision(text, self._where()))
-
-    def _close_operands(self, made: tuple[Any, ...], value: Number) -> Number:
-        for operand in filter(is_open, made[1:]):
-            self.close(operand, made[0].__name__)
-        return value
-
     # --- numbers out of tensors ---
 
     def takes(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -336,144 +263,6 @@ class Shadow:
         """Give a number out of a tensor a symbol, if it can be computed before a call."""
         with self._state.aside():
             return self.soundings.sound(number)
-
-    def node_of(self, number: OpenInt | OpenFloat) -> Any:
-        """What a graph gets for a number: a node, or its value where it was closed."""
-        return number.value if self.is_asked(number) else self.formulas.node_of(number)
-
-    def hand_out(self, tensor: torch.Tensor, where: SourceRange | None = None) -> Any:
-        """A number for a tensor of one element that is the shadow's own: nobody changes it.
-
-        where: who takes it; None: it is a size that values decide on.
-        """
-        with self._state.aside():
-            number = self._wrap_taken(tensor.item(), None)
-            self.formulas.note_taken(number, tensor)
-            if where is not None:
-                self.soundings.note_taken(number, tensor, where)
-            return number
-
-    def _wrap_taken(self, value: Any, made: Made) -> Any:
-        cls: Any = OpenFloat if is_exactly(value, float) else OpenInt
-        number = cls(value, value, self, made, self.symbols.find_carrier(type(value)))
-        self._handed_out.append(weakref.ref(number))
-        return number
-
-    def is_asked(self, number: object) -> bool:
-        """Whether a number out of a tensor was closed."""
-        return id(number) in self._asked
-
-    def _ask(self, take: Callable[..., object], numbers: tuple[Any, ...], value: object) -> None:
-        """What a program made of numbers out of tensors is asked again before each call."""
-        nodes = tuple(self.formulas.node_of(n) if is_open(n) else n for n in numbers)
-        name = "item" if take is _itself else take.__name__
-        add_branch(self._state, name, take, nodes, {}, value, self._where())
-
-    def _wrap(self, symbol: Any, value: Any, made: Made = None) -> Any:
-        if not is_open_symbol(symbol):
-            return value
-        cls: Any = OpenInt if isinstance(symbol, torch.SymInt) else OpenFloat
-        number = cls(symbol, value, self, made)
-        if self.symbols.count_operations(symbol) > _LONGEST:
-            self.close(number, f"an expression of more than {_LONGEST} operations")
-            return value
-        self._handed_out.append(weakref.ref(number))
-        return number
-
-    def close(self, number: OpenInt | OpenFloat, by: str) -> None:
-        """The number is its value from now on."""
-        if not is_taken(number):
-            is_computed = isinstance(number, OpenFloat) and number.made is not None
-            if is_computed:
-                decision = self._note_condition(operator.eq, number, number.value, True, by)
-                self.symbols.note_closed(number.symbol.node.expr.free_symbols, str(decision))
-            else:
-                self._close(number.symbol, by)
-        elif not self.is_asked(number):
-            self._asked.add(id(number))
-            self.formulas.keep(number)
-            with self._state.aside():
-                self._ask(_itself, (number,), number.value)
-
-    def _close(self, symbol: Any, by: str) -> None:
-        with self._state.aside():
-            if is_open_symbol(symbol):
-                text, value = spell_expression(symbol.node.expr), symbol.node.hint
-                decision = Decision(f"{text} == {value}", self._where(), by)
-                self.symbols.note_closed(symbol.node.expr.free_symbols, str(decision))
-                if not bool(symbol == value):  # torch came to believe otherwise
-                    self._pin(symbol.node.expr.free_symbols)
-                self._told = len(self.symbols.env.guards)
-                self.decisions.append(decision)
-
-    def _pin_inexact(self, guards: Iterable[Any], by: str) -> None:
-        """Let no other numbers come where torch computed with floats to answer a question."""
-        for guard in guards:
-            if not is_exact(guard.expr):
-                decision = Decision(spell_expression(guard.expr), NOWHERE, by)
-                self.symbols.note_closed(guard.expr.free_symbols, str(decision))
-                self._pin(guard.expr.free_symbols)
-
-    def _pin(self, symbols: Iterable[Any]) -> None:
-        for expr in filter(self.symbols.is_of_call, symbols):
-            value = self.symbols.symbol_of(expr).node.hint
-            self._conditions[f"{self.symbols.origin_of(expr)} == {value!r}"] = None
-
-    def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
-        """Note how a question of the program's was answered."""
-        if is_taken(left) or is_taken(right):
-            asked = (left,) if right is None else (left, right)
-            with self._state.aside():
-                self._ask(compare, asked, answer)
-            return answer
-        with self._state.aside():
-            if any(is_exactly(one, float, OpenFloat) for one in (left, right)):
-                self._note_condition(compare, left, right, answer)
-            else:
-                assert bool(compare(symbolic(left), symbolic(right))) == answer
-                self.note_decisions()
-        return answer
-
-    def _note_condition(
-        self, compare: Any, left: object, right: object, answer: bool, closed_by: str = ""
-    ) -> Decision:
-        """A question about floats is asked again as Python asked it."""
-        form = f"{{}} {_SIGNS[compare]} {{}}" if answer else f"not {{}} {_SIGNS[compare]} {{}}"
-        condition = form.format(self.symbols.print(left), self.symbols.print(right))
-        text = form.format(self.symbols.spell(left), self.symbols.spell(right))
-        decision = Decision(text, self._where(), closed_by)
-        if condition not in self._conditions:
-            self._conditions[condition] = None
-            self.decisions.append(decision)
-        return decision
-
-    def note_decisions(self, by: str = "") -> None:
-        """What the environment was asked since the last time; by a torch call, perhaps."""
-        fresh = self.symbols.env.guards[self._told :]
-        self._told = len(self.symbols.env.guards)
-        where = self._where() if fresh else NOWHERE
-        for guard in fresh:
-            needed = self.symbols.find_needed(guard.expr) if by else []
-            decision = Decision(spell_expression(guard.expr), where, by if needed else "")
-            self.decisions.append(decision)
-            self.symbols.note_closed(needed, str(decision))
-
-    def show(self, number: OpenInt | OpenFloat, form: str, frame: FrameType) -> None:
-        """A frame formats the number."""
-        outside = self._state.outside
-        if outside is None or not outside.wait(self._state, number, form, frame):
-            self.close(number, "format()")
-
-    def close_at(self, number: OpenInt | OpenFloat, by: str, where: SourceRange) -> None:
-        """The same as `close`, for what happened earlier."""
-        self._at = where
-        try:
-            self.close(number, by)
-        finally:
-            self._at = None
-
-    def _where(self) -> SourceRange:
-        return self._at or self._state.capture_range(2)
 
     # --- what Python asks a tensor ---
 
@@ -671,20 +460,6 @@ class Shadow:
         self.formulas.forget()
         self.soundings.forget()
         forget_environments()
-
-
-_SIGNS = {
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.eq: "==",
-    operator.ne: "!=",
-}
-
-
-def _itself(number: object) -> object:
-    return number
 
 
 _TAKEN_OF = frozenset(
