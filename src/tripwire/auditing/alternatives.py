@@ -156,10 +156,15 @@ def find_other_plain(value: object) -> tuple[Any] | None:
     if isinstance(value, bytes):
         return (bytes(value) + b"_",)
     if isinstance(value, torch.dtype):
-        return (torch.float32 if value is torch.float64 else torch.float64,)
+        return (other_dtype(value),)
     if isinstance(value, (tuple, list, dict, set, frozenset, deque)):
         return _other_container(value)
     return _other_array(value)
+
+
+def other_dtype(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of floats that isn't this one."""
+    return torch.float32 if dtype is torch.float64 else torch.float64
 
 
 _CONTAINERS = ids_of(tuple, list, dict, set, frozenset, deque, torch.Size)
@@ -290,7 +295,7 @@ ANOTHER_SHAPE = "another shape"
 # same identity.
 FORMS: tuple[Form, ...] = (
     ("values changed in place", find_other_values),
-    ("another dtype", lambda t: t.to(torch.float32 if t.dtype is torch.float64 else torch.float64)),
+    ("another dtype", lambda t: t.to(other_dtype(t.dtype))),
     (ANOTHER_SHAPE, lambda t: t[:1] if t.dim() and t.shape[0] > 1 else t.unsqueeze(0)),
     ("another layout", lambda t: t.mT.contiguous().mT if t.dim() > 1 else _spread(t)),
     ("another offset", _move),

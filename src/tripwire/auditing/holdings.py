@@ -32,6 +32,7 @@ class Holding:
     """What an object holds."""
 
     kind = PlaceKind.ITEM
+    is_ordered = True  # whether the order of its keys can be told
 
     def __init__(self, path: str, owner: Any) -> None:
         self.path = path
@@ -59,7 +60,7 @@ class Holding:
         for key in found.keys() - wanted.keys():
             self.drop(key)
         kept = [key for key in found if key in wanted]
-        if kept != list(wanted)[: len(kept)]:
+        if self.is_ordered and kept != list(wanted)[: len(kept)]:
             for key in kept:
                 self.drop(key)
             found = {}
@@ -136,6 +137,7 @@ class HeldSlots(Holding):
     """Attributes that have a slot each."""
 
     kind = PlaceKind.ATTRIBUTE
+    is_ordered = False
 
     def __init__(self, path: str, owner: Any, slots: dict[str, Any]) -> None:
         super().__init__(path, owner)
@@ -155,14 +157,6 @@ class HeldSlots(Holding):
 
     def drop(self, key: Any) -> None:
         self._slots[key].__delete__(self.owner)
-
-    def rewrite(self, wanted: Contents) -> None:
-        found = self.contents()
-        for key in found.keys() - wanted.keys():
-            self.drop(key)
-        for key, value in wanted.items():
-            if key not in found or found[key] is not value:
-                self.put(key, value)
 
 
 class _Subscripted(Holding):
@@ -236,6 +230,7 @@ class HeldCells(Holding):
     """What a function closes over."""
 
     kind = PlaceKind.CELL
+    is_ordered = False
 
     def _cells(self) -> Iterable[tuple[str, types.CellType]]:
         cells: tuple[types.CellType, ...] = self.owner.__closure__ or ()
@@ -258,8 +253,6 @@ class HeldCells(Holding):
 
     def spell(self, key: Any) -> str:
         return f"{self.path}, closure's {key}"
-
-    rewrite = HeldSlots.rewrite
 
 
 class HeldDefaults(Holding):
@@ -307,6 +300,7 @@ class HeldGlobals(_Subscripted):
     """Names of a module's namespace that the code which ran can ask for."""
 
     kind = PlaceKind.GLOBAL
+    is_ordered = False
 
     def __init__(self, path: str, owner: dict[str, Any], names: frozenset[str]) -> None:
         super().__init__(path, owner)
@@ -315,13 +309,12 @@ class HeldGlobals(_Subscripted):
     def contents(self) -> Contents:
         return {key: self.owner[key] for key in self.names if key in self.owner}
 
-    rewrite = HeldSlots.rewrite
-
 
 class HeldClassBody(Holding):
     """What a class defines; of a library's class, only the names that are given."""
 
     kind = PlaceKind.CLASS_ATTRIBUTE
+    is_ordered = False  # nobody can write it again
 
     def __init__(self, path: str, owner: type, names: frozenset[str] | None = None) -> None:
         super().__init__(path, owner)
@@ -341,8 +334,6 @@ class HeldClassBody(Holding):
 
     def drop(self, key: Any) -> None:
         type.__delattr__(self.owner, key)
-
-    rewrite = HeldSlots.rewrite  # a class's own dict has an order that nobody writes again
 
 
 class HeldContext(Holding):
@@ -391,9 +382,3 @@ class HeldArguments(Holding):
 
     def spell(self, key: Any) -> str:
         return self._names[key] if isinstance(key, int) else str(key)
-
-    def rewrite(self, wanted: Contents) -> None:
-        found = self.contents()
-        for key, value in wanted.items():
-            if found[key] is not value:
-                self.put(key, value)

@@ -23,6 +23,7 @@ from tripwire.auditing.alternatives import (
     can_change,
     find_other_plain,
     iter_others,
+    other_dtype,
     user_code,
 )
 from tripwire.auditing.findings import AuditedPlace, PlaceKind
@@ -436,10 +437,6 @@ def _set_for_a_while(get: Callable[[], Any], set_: Callable[[Any], Any], other: 
     return around
 
 
-def _other_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype is torch.float64 else torch.float64
-
-
 def _autocast() -> Any:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.autocast(device, dtype=torch.bfloat16)
@@ -463,7 +460,7 @@ _FLAGS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("autocast", _autocast),
     (
         "default dtype",
-        _set_for_a_while(torch.get_default_dtype, torch.set_default_dtype, _other_dtype),
+        _set_for_a_while(torch.get_default_dtype, torch.set_default_dtype, other_dtype),
     ),
     (
         "deterministic algorithms",

@@ -521,19 +521,14 @@ class _FreshEntry(Entry):
 
     __slots__ = ()
 
-    def run(
-        self,
-        fetched: tuple[torch.Tensor, ...],
-        state: tuple[torch.Tensor, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run(self, *call: Any) -> Any:
         if type(self._runtime) is Later:  # not below: an error here is the back end's own
+            fetched, state, _, _ = call
             with BACKEND.of(self.standing.compile_id):
                 self._runtime = self._runtime.compile(self.join(fetched, state))
         self.__class__ = _TimedEntry  # type: ignore[assignment]
         with FIRST_RUN.of(self.standing.compile_id):
-            result = Entry.run(self, fetched, state, args, kwargs)
+            result = Entry.run(self, *call)
         self._note_first_run()
         return result
 
@@ -552,16 +547,10 @@ class _TimedEntry(Entry):
         standing: Standing = _get_standing(self)
         return standing
 
-    def run(
-        self,
-        fetched: tuple[torch.Tensor, ...],
-        state: tuple[torch.Tensor, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run(self, *call: Any) -> Any:
         thread, began = self._began
         # Not super(): another thread may have ended the timing, and with it this class.
-        result = Entry.run(self, fetched, state, args, kwargs)
+        result = Entry.run(self, *call)
         if thread == get_ident():
             self._took_ns.append(perf_counter_ns() - began)
             if len(self._took_ns) >= TIMED:

@@ -23,7 +23,7 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta, describe, meta_of
 from tripwire.rulebook.refusals import Mismatch
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target
 from tripwire.tracing.branches import COMPARED, HOOKS, Branch
-from tripwire.tracing.result import Trace, is_random, name_of
+from tripwire.tracing.result import Input, Trace, is_random, name_of
 from tripwire.tracing.state import FACTS, PAST, NodeFacts
 from tripwire.validity.past import is_profilers, origin_of
 from tripwire.validity.probes import describe_value, same_value
@@ -125,10 +125,9 @@ Places = Sequence[tuple[int, Branch]]  # the places of crossings in the order of
 def find_done(trace: Trace, places: Places) -> Done | str:
     """What calls before the last crossing do; or why that can't be undone."""
     before = list(trace.graph.nodes)[: places[-1][0]]
-    for node in before:
-        hindrance = _find_hindrance(node)
-        if hindrance is not None:
-            return hindrance
+    hindrance = next(filter(None, map(_find_hindrance, before)), None)
+    if hindrance is not None:
+        return hindrance
     placeholders = trace.graph.find_nodes(op="placeholder")
     inputs = list(zip(placeholders[len(trace.numbers) :], trace.inputs, strict=True))
     draws = any(map(is_random, before))
@@ -137,25 +136,16 @@ def find_done(trace: Trace, places: Places) -> Done | str:
     written = _find_written(before)
     if not written.issubset(placeholders):
         return "it changes a tensor that isn't an input of its graph"
-    if any(name_of(node) == "backward" for node in before):
-        if any(node.meta.get(PAST) or not wanted.traits.is_leaf for node, wanted in inputs):
-            return "its backward goes on into what was computed before the call"
-        wanting = {node for node, wanted in inputs if wanted.meta.requires_grad}
-        if not wanting <= _find_asked(trace, HOOKS, False):
-            return "its backward may run hooks"
-    else:
-        wanting = set()
+    wanting = _find_wanting(trace, before, inputs)
+    if isinstance(wanting, str):
+        return wanting
     touched = wanting | _find_touched(before)
     if any(OUTSIDE in node.meta[FACTS].memory for node in touched.difference(placeholders)):
         return "it changes the gradient of a tensor that isn't an input of its graph"
     leaves = {node: wanted for node, wanted in inputs if node in touched}
-    assert trace.completion is not None
-    for (node, wanted), tensor in zip(inputs, trace.completion.tensors, strict=True):
-        if node in written:
-            if tensor is None or not tensor.is_leaf or meta_of(tensor) != wanted.meta:
-                return f"it gives {wanted.source} another form, or a gradient"
-            if wanted.meta.device.type != "cpu":
-                return f"it changes {wanted.source} in place, which isn't on the CPU"
+    remade = _find_remade(trace, inputs, written)
+    if remade is not None:
+        return remade
     let_go = {*_find_cleared(before), *_find_asked(trace, "grad", str(describe(None)))}
     copied = [wanted for node, wanted in inputs if node in written]
     copied += [wanted for node, wanted in leaves.items() if node not in let_go]
@@ -167,6 +157,33 @@ def find_done(trace: Trace, places: Places) -> Done | str:
         draws,
         tuple((i, node in let_go) for i, node in enumerate(nodes) if node in leaves),
     )
+
+
+_Inputs = Sequence[tuple[fx.Node, Input]]
+
+
+def _find_wanting(trace: Trace, before: Sequence[fx.Node], inputs: _Inputs) -> set[fx.Node] | str:
+    """The inputs to which a backward gives a gradient; or why that can't be undone."""
+    if not any(name_of(node) == "backward" for node in before):
+        return set()
+    if any(node.meta.get(PAST) or not wanted.traits.is_leaf for node, wanted in inputs):
+        return "its backward goes on into what was computed before the call"
+    wanting = {node for node, wanted in inputs if wanted.meta.requires_grad}
+    if not wanting <= _find_asked(trace, HOOKS, False):
+        return "its backward may run hooks"
+    return wanting
+
+
+def _find_remade(trace: Trace, inputs: _Inputs, written: set[fx.Node]) -> str | None:
+    """Why an input that is written can't be made as it was."""
+    assert trace.completion is not None
+    for (node, wanted), tensor in zip(inputs, trace.completion.tensors, strict=True):
+        if node in written:
+            if tensor is None or not tensor.is_leaf or meta_of(tensor) != wanted.meta:
+                return f"it gives {wanted.source} another form, or a gradient"
+            if wanted.meta.device.type != "cpu":
+                return f"it changes {wanted.source} in place, which isn't on the CPU"
+    return None
 
 
 def _is_on_cpu(node: fx.Node) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tripwire.errors import TripwireError
 from tripwire.recording.format import nodes
@@ -20,13 +21,11 @@ from tripwire.recording.format.rows import most_memory
 Value = Callable[[Slot], object]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class View:
-    """Something of a record that isn't data."""
+class View(msgspec.Struct, frozen=True, eq=False):
+    """Something of a record that isn't data. Compared by identity."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LibraryView(View):
+class LibraryView(View, frozen=True):
     """Something of an installed library."""
 
     module: str
@@ -36,89 +35,81 @@ class LibraryView(View):
         return f"<{'.'.join(filter(None, (self.module, self.name)))}>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassView(View):
+class ClassView(View, frozen=True):
     """A class of the user's."""
 
     name: str
     module: str
-    attributes: dict[str, object] = field(default_factory=dict)
-    bases: list[object] = field(default_factory=list)
+    attributes: dict[str, object] = {}
+    bases: list[object] = []
 
     def __repr__(self) -> str:
         return f"<class {self.module}.{self.name}>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FunctionView(View):
+class FunctionView(View, frozen=True):
     """A function of the user's."""
 
     name: str
     file: str
     line: int
     source: str | None
-    details: dict[str, object] = field(default_factory=dict)  # defaults, closure, ...
+    details: dict[str, object] = {}  # defaults, closure, ...
 
     def __repr__(self) -> str:
         return f"<function {self.name} at {self.file}:{self.line}>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModuleView(View):
+class ModuleView(View, frozen=True):
     """A module of the user's, or the globals of one: the names that recorded code uses."""
 
     name: str
-    attributes: dict[str, object] = field(default_factory=dict)
+    attributes: dict[str, object] = {}
 
     def __repr__(self) -> str:
         return f"<module {self.name} with {len(self.attributes)} names>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PartsView(View):
+class PartsView(View, frozen=True):
     """A thing made of others: a method, a partial, a cell, a call."""
 
     form: str
-    parts: list[object] = field(default_factory=list)
+    parts: list[object] = []
 
     def __repr__(self) -> str:
         return f"<{self.form} of {len(self.parts)}>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ObjectView(View):
+class ObjectView(View, frozen=True):
     """An instance, with its attributes; `parts` is what it holds if it is a list, dict, ..."""
 
     cls: object
-    attributes: dict[str, object] = field(default_factory=dict)
-    parts: list[object] = field(default_factory=list)
+    attributes: dict[str, object] = {}
+    parts: list[object] = []
 
     def __repr__(self) -> str:
         return f"<object of {self.cls!r} with {len(self.attributes)} attributes>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FormView(View):
+class FormView(View, frozen=True):
     """What modules of one class have in common."""
 
     cls: object
     node: nodes.ModuleForm
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MemberView(View):
+class MemberView(View, frozen=True):
     """A member of an enum."""
 
     cls: object
     name: str | None
-    value: list[object] = field(default_factory=list)
+    value: list[object] = []
 
     def __repr__(self) -> str:
         return f"<member {self.name} of {self.cls!r}>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TupleView(View):
+class TupleView(View, frozen=True):
     """A namedtuple."""
 
     cls: object
@@ -128,8 +119,7 @@ class TupleView(View):
         return f"<namedtuple of {self.cls!r} with {len(self.items)} items>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WithheldView(View):
+class WithheldView(View, frozen=True):
     """A tensor or an array without its values."""
 
     policy: str
@@ -139,15 +129,13 @@ class WithheldView(View):
     statistics: tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AbsentView(View):
+class AbsentView(View, frozen=True):
     """A tensor, an array or another value of a library that isn't installed here."""
 
     node: nodes.AnyNode
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpaqueView(View):
+class OpaqueView(View, frozen=True):
     """Something that the record doesn't hold."""
 
     cls: str

@@ -67,9 +67,7 @@ class CompileEventLogger:
         event, metrics = _find(event_name, log_level)
         if metrics is not None:
             metrics.increment(key, value)
-        event.data = add_number(event.data, key, value)
-        if log_level is not Level.CHROMIUM:
-            event.logged = add_number(event.logged, key, value)
+        _add(event, log_level, add_number, key, value)
 
     @staticmethod
     def increment_toplevel(
@@ -84,9 +82,7 @@ class CompileEventLogger:
         event, metrics = _find(event_name, log_level)
         if metrics is not None:
             metrics.add_to_set(key, value)
-        event.data = add_member(event.data, key, value)
-        if log_level is not Level.CHROMIUM:
-            event.logged = add_member(event.logged, key, value)
+        _add(event, log_level, add_member, key, value)
 
     @staticmethod
     def add_to_set_toplevel(
@@ -155,6 +151,15 @@ class CompileEventLogger:
         except TelemetryError as error:
             if error.slug not in _QUIET:
                 raise
+
+
+def _add(
+    event: OpenEvent, log_level: Level, add: Callable[..., dict[str, object]], *entry: object
+) -> None:
+    """Add an entry to an event's data, and to what is logged of it where the level says so."""
+    event.data = add(event.data, *entry)
+    if log_level is not Level.CHROMIUM:
+        event.logged = add(event.logged, *entry)
 
 
 def _outermost() -> str:
