@@ -354,14 +354,16 @@ def find_shown(graph: fx.Graph) -> set[fx.Node]:
             if node.target == "detach_":  # what was a leaf before is none any more
                 so_far = [one for one in so_far if one.meta[FACTS].as_it_is is not LEAF]
             writers[memory] = [*so_far, node]
-    return follow(output.all_input_nodes, writers, passes_gradients)
+    return find_behind(output.all_input_nodes, writers, passes_gradients)
 
 
 def find_used(graph: fx.Graph) -> set[fx.Node]:
     """The calls that results, and writes to the call's inputs, depend on."""
     (output,) = graph.find_nodes(op="output")
     writers = find_writers(graph)
-    return follow([*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True)
+    return find_behind(
+        [*output.all_input_nodes, *writers.get(OUTSIDE, ())], writers, lambda _: True
+    )
 
 
 def find_writers(graph: fx.Graph) -> dict[int, list[fx.Node]]:
@@ -379,8 +381,8 @@ def find_freed(graph: fx.Graph) -> Iterator[tuple[set[fx.Node], set[fx.Node]]]:
     for node in graph.nodes:
         if name_of(node) == "backward":
             starts = node.all_input_nodes
-            may_be = follow(starts, writers, passes_gradients)
-            yield may_be, follow(starts, {}, passes_gradients)
+            may_be = find_behind(starts, writers, passes_gradients)
+            yield may_be, find_behind(starts, {}, passes_gradients)
         else:
             for memory in written_by(node):
                 writers.setdefault(memory, []).append(node)
@@ -397,7 +399,7 @@ def passes_gradients(facts: NodeFacts) -> bool:
     return facts.value is None or wants_grad(facts.value)
 
 
-def follow(
+def find_behind(
     starts: Iterable[fx.Node],
     writers: Mapping[int, Sequence[fx.Node]],
     goes_on: Callable[[NodeFacts], bool],

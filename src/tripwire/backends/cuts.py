@@ -27,11 +27,11 @@ from torch import fx
 
 from tripwire.backends.backwards import (
     Settling,
+    find_behind,
     find_freed,
     find_shown,
     find_used,
     find_writers,
-    follow,
     joins_pasts,
     passes_gradients,
     wants_grad,
@@ -167,7 +167,7 @@ def _find_joints(graph: fx.Graph, kept: int) -> frozenset[fx.Node]:
     if not found:
         return frozenset()
     givers = [one for node in outputs for one in node.all_input_nodes]
-    return frozenset(found & follow(givers, find_writers(graph), passes_gradients))
+    return frozenset(found & find_behind(givers, find_writers(graph), passes_gradients))
 
 
 def _is_fixed(node: fx.Node, fixing: Set[str], own_dropout: bool) -> bool:

@@ -212,7 +212,7 @@ def count_runs_ahead(backend: Backend, tensors: Sequence[torch.Tensor]) -> int:
     return 2
 
 
-def name_of(backend: Backend) -> str:
+def backend_name(backend: Backend) -> str:
     """What to call a back end in messages."""
     return getattr(backend, "__name__", type(backend).__name__)
 

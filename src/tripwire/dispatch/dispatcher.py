@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from tripwire.backends import registry
 from tripwire.backends.dynamo import (
     CUT_OFF,
     EVAL_FRAME,
@@ -25,7 +26,6 @@ from tripwire.backends.dynamo import (
     tell_of_reset,
 )
 from tripwire.backends.handover import one_round
-from tripwire.backends.registry import find_backend, is_prepared, name_of, out_of_dynamo, prepare
 from tripwire.dispatch import patience, telling
 from tripwire.dispatch.entry import Entry, NotYet, RunAgain
 from tripwire.dispatch.patience import form_of, key_of
@@ -96,7 +96,7 @@ class Dispatcher(telling.Followed):
             Variation(options.dynamic, whole=options.fullgraph),
         )
 
-    @out_of_dynamo
+    @registry.out_of_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call."""
         if CURRENT.tracing:  # an outer trace sees all that happens inside
@@ -186,7 +186,7 @@ class Dispatcher(telling.Followed):
         if stance.stance == "force_eager":
             return self._run_untraced
         if stance.stance == "default" and stance.backend is not None:
-            backend = find_backend(stance.backend)
+            backend = registry.find_backend(stance.backend)
             if backend is not self.options.backend:
                 if backend not in self._forced:
                     chosen = replace(self.options, backend=backend, backend_options=())
@@ -260,7 +260,7 @@ class Dispatcher(telling.Followed):
         What raises in plain Python too is raised there, at its own line, after its own effects.
         """
         reason = (
-            f"The code that {name_of(self.options.backend)} compiled for {self.name} raised "
+            f"The code that {registry.backend_name(self.options.backend)} compiled for {self.name} raised "
             f"{type(error).__name__}: {error}. The plain call returns."
         )
         self._teller.count_refusal(Refusal("backend-failed", reason))
@@ -445,13 +445,13 @@ class Dispatcher(telling.Followed):
     def _prepare_later(self) -> bool:
         """Whether the back end must be imported first, which the background does now."""
         backend, turn = self.options.backend, self._turn
-        if not self.options.background or is_prepared(backend):
+        if not self.options.background or registry.is_prepared(backend):
             return False
         token = turn.pass_on()
 
         def prepare_and_give_back() -> None:
             try:
-                prepare(backend)
+                registry.prepare(backend)
             finally:
                 turn.give_back(token)
 

@@ -62,12 +62,12 @@ from tripwire.backends.limits import check_functional, spell_picks
 from tripwire.backends.registry import (
     Backend,
     Runtime,
+    backend_name,
     count_runs_ahead,
     draws_its_own,
     eager,
     inductor,
     may_run_ahead,
-    name_of,
     prepare,
     takes_graphs_as_they_are,
     takes_other_state,
@@ -464,7 +464,7 @@ class Pipeline:
             return nullcontext()
         count = sum(node.op.startswith("call_") for node in graph.nodes)
         size = f"{count:,} operation{'' if count == 1 else 's'}"
-        return showing(f"{name_of(self.options.backend)} compiles {self.teller.name} ({size})")
+        return showing(f"{backend_name(self.options.backend)} compiles {self.teller.name} ({size})")
 
     def _run_backend(self, module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Runtime:
         backend = self.options.backend
@@ -503,7 +503,7 @@ class Pipeline:
 
     def _explain_failure(self, error: Exception) -> str:
         return (
-            f"The back end {name_of(self.options.backend)} failed on the graph of "
+            f"The back end {backend_name(self.options.backend)} failed on the graph of "
             f"{self.teller.name}: {type(error).__name__}: {in_few_lines(error)}"
         )
 
@@ -542,7 +542,7 @@ class Pipeline:
                     run,
                     lambda given: entry.run_code((*numbers, *given)),
                     name,
-                    name_of(self.options.backend),
+                    backend_name(self.options.backend),
                 )
         except BaseException:
             entry.standing.close()

@@ -30,7 +30,7 @@ from torch import fx
 
 from tripwire import telemetry
 from tripwire.backends.dynamo import count_copies, metering
-from tripwire.backends.registry import name_of
+from tripwire.backends.registry import backend_name
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.imports import PROGRESS
 from tripwire.ranges import Frame, underline
@@ -114,7 +114,7 @@ class Teller:
             function=self.name,
             file=self.callee.file,
             line=self.callee.line,
-            backend=name_of(options.backend),
+            backend=backend_name(options.backend),
             frame_key=str(self.callee.frame_id),
             is_forward=is_forward,
             stack_trace=_list_stack(),

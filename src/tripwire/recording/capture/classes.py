@@ -28,7 +28,7 @@ from tripwire.reading.bytecode import find_uses
 from tripwire.reading.uses import Step, StepKind, Use, Uses, join, merge
 from tripwire.recording.capture.origin import (
     find_library,
-    is_installed_file,
+    is_packaged_file,
     is_third_party_module,
     module_dict,
 )
@@ -106,12 +106,12 @@ class SpelledNames:
 
     def add_library(self, value: object) -> None:
         """Recorded code hands objects to this function or class of an installed package."""
-        name = module_of(value)
+        name = home_of(value)
         if name is None or name in self._installed or not is_third_party_module(name):
             return
         self._installed.add(name)
         for held in list(module_dict(sys.modules[name]).values()):
-            if module_of(held) == name:
+            if home_of(held) == name:
                 self.attributes.update(_names_of_code(held))
 
     def spells(self, name: str) -> bool:
@@ -146,7 +146,7 @@ class SpelledNames:
         return known[1]
 
 
-def module_of(value: object) -> str | None:
+def home_of(value: object) -> str | None:
     """The name of the module that defines a function or class."""
     if issubclass(type(value), type):
         found = class_dict(cast("type", value)).get("__module__")
@@ -485,7 +485,7 @@ def _enum_made(cls: type) -> frozenset[str]:
         if _is_special(name) or name in _ENUM_OWN:
             function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if type(function) is types.FunctionType:
-                if is_installed_file(function.__code__.co_filename):
+                if is_packaged_file(function.__code__.co_filename):
                     made.add(name)  # EnumType puts its own there, by what the bases are
             elif not _is_users(function):
                 made.add(name)

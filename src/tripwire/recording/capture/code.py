@@ -32,7 +32,7 @@ from tripwire.recording.capture.classes import (
 from tripwire.recording.capture.origin import (
     find_library,
     find_library_namespace,
-    is_installed_file,
+    is_packaged_file,
     module_dict,
     module_name,
 )
@@ -96,7 +96,7 @@ class Programs:
         code, space = function.__code__, function.__globals__
         number = self.codes.add(code, space)
         library = find_library_namespace(space)
-        uses = self.names.add(code, is_installed_file(code.co_filename))
+        uses = self.names.add(code, is_packaged_file(code.co_filename))
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
                 self._reach_library(cell.cell_contents, free_use(uses, name))

@@ -24,10 +24,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tripwire.backends.registry import (
+    backend_name,
     eager,
     find_backend,
     find_known,
-    name_of,
     takes_graphs_as_they_are,
 )
 from tripwire.dispatch.compiled import find_dispatcher
@@ -143,7 +143,7 @@ def _describe_compiled(
     if dispatcher is None:
         return None, None
     options = dispatcher.options
-    name = name_of(options.backend)
+    name = backend_name(options.backend)
     own = None if find_known(name) is options.backend else options.backend
     return Compiled(name, options.fullgraph, hit, options.check), own
 
@@ -215,7 +215,7 @@ def _watch_backward(
     chosen = eager if dispatcher is None else dispatcher.options.backend
     # The backward of the graph's own calls is the plain one. A user's own back end has no name.
     is_plain = chosen is eager or takes_graphs_as_they_are(chosen)
-    backend = None if is_plain else name_of(chosen)
+    backend = None if is_plain else backend_name(chosen)
 
     try:
         find_call = hold((called.target, called.args, called.kwargs), result)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tripwire.reading.tensors import iter_given
-from tripwire.recording.capture.origin import is_installed_file, is_installed_module
+from tripwire.recording.capture.origin import is_installed_module, is_packaged_file
 from tripwire.rulebook.rules import Call, rule_for, words
 from tripwire.values.classes import isinstance, module_of
 
@@ -108,7 +108,7 @@ def _changes_when_used(value: object) -> bool:
     if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):
         return _is_changer(value.__name__)  # `partial(list.append, items)`
     if isinstance(value, types.FunctionType):
-        return is_installed_file(value.__code__.co_filename) and _is_unknown(value.__module__)
+        return is_packaged_file(value.__code__.co_filename) and _is_unknown(value.__module__)
     if isinstance(value, types.BuiltinFunctionType):
         owner = value.__self__
         if owner is None or isinstance(owner, types.ModuleType | type):

@@ -39,7 +39,7 @@ _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages",
 
 
 @functools.cache
-def is_installed_file(filename: str) -> bool:
+def is_packaged_file(filename: str) -> bool:
     """Whether a file belongs to the standard library, an installed package or tripwire."""
     return filename.startswith(("<frozen ", _OWN_ROOT, *_STDLIB_ROOTS)) or any(
         folder in filename for folder in _PACKAGE_FOLDERS
@@ -54,7 +54,7 @@ def is_base_file(filename: str) -> bool:
     """Whether a file belongs to torch, the standard library or tripwire."""
     if any(folder in filename for folder in _PACKAGE_FOLDERS):
         return any(folder in filename for folder in _TORCH_FOLDERS)
-    return is_installed_file(filename)
+    return is_packaged_file(filename)
 
 
 # --- modules -------------------------------------------------------------------------------------
@@ -77,10 +77,10 @@ def is_installed_module(name: str) -> bool:
     space = module_dict(module)
     file = space.get("__file__")
     if isinstance(file, str) and os.path.isabs(file):
-        return is_installed_file(file)
+        return is_packaged_file(file)
     paths = space.get("__path__")
     if type(paths) is list and paths:
-        return all(isinstance(path, str) and is_installed_file(path + os.sep) for path in paths)
+        return all(isinstance(path, str) and is_packaged_file(path + os.sep) for path in paths)
     top, dot, _ = name.partition(".")
     if dot:  # made by its package: torch.ops, say
         return is_installed_module(top)
@@ -184,7 +184,7 @@ def _find_class(cls: Any) -> Library | None:
 
 def _find_function(function: object) -> Library | None:
     assert isinstance(function, types.FunctionType)
-    if not is_installed_file(function.__code__.co_filename):
+    if not is_packaged_file(function.__code__.co_filename):
         # A library makes some of its functions from text; they still live in its namespace.
         if not function.__code__.co_filename.startswith("<"):
             return None
@@ -340,7 +340,7 @@ _of_libraries: set[str] = set()  # files that were asked about
 
 def _is_users_file(name: str) -> bool:
     """Whether a function was written by the user: libraries make theirs from text, too."""
-    if name.startswith("<") or is_installed_file(name):
+    if name.startswith("<") or is_packaged_file(name):
         _of_libraries.add(name)
         return False
     return True

@@ -28,7 +28,7 @@ from tripwire.recording.capture.origin import (
     Patch,
     Policy,
     find_library,
-    is_installed_file,
+    is_packaged_file,
 )
 from tripwire.recording.capture.wrapped import RECORDED
 from tripwire.recording.format.container import Content, write_members, write_new
@@ -322,7 +322,7 @@ class ExecutionRecorder:
             args=args,
             kwargs=kwargs,
         )
-        if function is not None and not is_installed_file(function.__code__.co_filename):
+        if function is not None and not is_packaged_file(function.__code__.co_filename):
             recorder._add_globals(function)
         return recorder
 
@@ -455,7 +455,7 @@ def _find_builtins(function: FunctionType | None) -> Variables:
 
     What somebody put into builtins is among the globals.
     """
-    if function is None or is_installed_file(function.__code__.co_filename):
+    if function is None or is_packaged_file(function.__code__.co_filename):
         return {}
     names = {name for code in all_codes(function.__code__) for name in find_uses(code).globals}
     found = {

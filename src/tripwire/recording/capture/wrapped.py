@@ -222,10 +222,10 @@ def encode_recompiled(encoder: Encoder, value: object) -> AnyNode | None:
         form, dispatcher = "compiled", compiled.find_dispatcher(value)
     if not isinstance(dispatcher, compiled.Dispatcher):
         return None
-    from tripwire.backends.registry import find_known, name_of
+    from tripwire.backends.registry import backend_name, find_known
 
     options = dispatcher.options
-    name = name_of(options.backend)
+    name = backend_name(options.backend)
     known = find_known(name) is options.backend
     parts = (
         dispatcher.target,

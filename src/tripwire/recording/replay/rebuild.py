@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from tripwire.errors import CannotReplay
-from tripwire.recording.capture.classes import module_of
-from tripwire.recording.capture.origin import is_installed_file, is_installed_module, resolve
+from tripwire.recording.capture.classes import home_of
+from tripwire.recording.capture.origin import is_installed_module, is_packaged_file, resolve
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import make_compiled, make_dispatcher
 from tripwire.recording.format import nodes
@@ -518,7 +518,7 @@ def define(made: list[type | types.FunctionType], modules: dict[str, types.Modul
             names = asked.setdefault(id(one.__globals__), set())
             names.update(name for code in all_codes(one.__code__) for name in code.co_names)
     for one in made:
-        home, name = module_of(one), _qualname_of(one)
+        home, name = home_of(one), _qualname_of(one)
         if not home or not name.isidentifier() or _is_librarys(home):
             continue
         module = modules.setdefault(home, types.ModuleType(home))
@@ -537,4 +537,4 @@ def _is_librarys(module: str) -> bool:
     if top in sys.modules:
         return is_installed_module(top)
     spec = importlib.util.find_spec(top)
-    return spec is not None and spec.origin is not None and is_installed_file(spec.origin)
+    return spec is not None and spec.origin is not None and is_packaged_file(spec.origin)

@@ -23,8 +23,8 @@ import tripwire
 from tripwire.recording.capture.origin import (
     find_library,
     find_library_namespace,
-    is_installed_file,
     is_installed_module,
+    is_packaged_file,
 )
 from tripwire.recording.format.nodes import Library
 from tripwire.recording.replay.rebuild import find_in_library
@@ -154,14 +154,14 @@ def test_what_a_library_lost_is_no_longer_its_own(monkeypatch) -> None:
 
 
 def test_files() -> None:
-    assert is_installed_file(torch.__file__)
-    assert is_installed_file(json.__file__)
-    assert is_installed_file(pytest.__file__)
-    assert is_installed_file(tripwire.__file__)
-    assert is_installed_file("<frozen os>")
-    assert not is_installed_file(__file__)
-    assert not is_installed_file("<stdin>")
-    assert not is_installed_file("<ipython-input-1>")
+    assert is_packaged_file(torch.__file__)
+    assert is_packaged_file(json.__file__)
+    assert is_packaged_file(pytest.__file__)
+    assert is_packaged_file(tripwire.__file__)
+    assert is_packaged_file("<frozen os>")
+    assert not is_packaged_file(__file__)
+    assert not is_packaged_file("<stdin>")
+    assert not is_packaged_file("<ipython-input-1>")
 
 
 def test_modules_by_name() -> None:
