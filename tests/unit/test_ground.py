@@ -277,6 +277,17 @@ def test_no_two_classes_have_one_name() -> None:
     assert len(names) == len(set(names))
 
 
+def test_no_small_module_is_another_modules_own() -> None:
+    every = modules()
+    users: dict[str, set[str]] = {name: set() for name in every}
+    for name, path in every.items():
+        for imported in imports_of(path):
+            users.get(imported.removeprefix("tripwire."), set()).add(name)
+    lines = {name: len(path.read_text().splitlines()) for name, path in every.items()}
+    packages = {name.rpartition(".")[0] for name in every} | {"__main__"}
+    assert not [n for n in every if n not in packages and len(users[n]) < 2 and lines[n] < 100]
+
+
 def test_the_package_asks_for_what_the_readme_says() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == "tripwire"

@@ -259,9 +259,10 @@ class Dispatcher(telling.Followed):
 
         What raises in plain Python too is raised there, at its own line, after its own effects.
         """
+        compiler = registry.backend_name(self.options.backend)
         reason = (
-            f"The code that {registry.backend_name(self.options.backend)} compiled for {self.name} raised "
-            f"{type(error).__name__}: {error}. The plain call returns."
+            f"The code that {compiler} compiled for {self.name} raised {type(error).__name__}: "
+            f"{error}. The plain call returns."
         )
         self._teller.count_refusal(Refusal("backend-failed", reason))
         is_new = self._teller.warn_once("%s Its result was used.", reason)
