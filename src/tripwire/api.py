@@ -27,10 +27,7 @@ from torch import nn
 
 from tripwire.backends.dynamo import find_default_backend
 from tripwire.backends.registry import Backend, find_backend
-from tripwire.dispatch.compiled import (
-    CompiledFunction,
-    compile_callable,
-)
+from tripwire.dispatch.compiled import CompiledFunction, compile_callable
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Failures, Options
 from tripwire.env import HAS_GIL, is_own_code, torch_path
@@ -119,10 +116,7 @@ def compile(  # type: ignore[overload-overlap]  # as above
 ) -> _M: ...
 @overload
 def compile(
-    model: Callable[_P, _R],
-    *,
-    disable: Literal[False] = ...,
-    **options: Unpack[CompileOptions],
+    model: Callable[_P, _R], *, disable: Literal[False] = ..., **options: Unpack[CompileOptions]
 ) -> CompiledFunction[_P, _R]: ...
 @overload
 def compile(
@@ -130,10 +124,7 @@ def compile(
 ) -> Callable[_P, _R]: ...
 @overload
 def compile(
-    model: None = ...,
-    *,
-    disable: Literal[False] = ...,
-    **options: Unpack[CompileOptions],
+    model: None = ..., *, disable: Literal[False] = ..., **options: Unpack[CompileOptions]
 ) -> Compiler: ...
 @overload
 def compile(

@@ -49,10 +49,7 @@ def _python() -> Checkup:
 
 # As the classifiers say. On 3.13, parts of the suite ran; `make versions` runs all of it.
 TESTED_MINORS = (11, 12)
-_WITHOUT = {
-    "torch": "pip install torch",
-    "safetensors": "only tests use it",
-}
+_WITHOUT = {"torch": "pip install torch", "safetensors": "only tests use it"}
 
 
 def _watching() -> list[Checkup]:

@@ -113,11 +113,7 @@ _PASTS = "The whole graph runs uncompiled."
 
 
 def find_cuts(
-    graph: fx.Graph,
-    kept: int = 0,
-    fixing: Set[str] | None = None,
-    *,
-    own_dropout: bool = False,
+    graph: fx.Graph, kept: int = 0, fixing: Set[str] | None = None, *, own_dropout: bool = False
 ) -> Cuts:
     """What must run as it is. So many outputs, the first ones, are kept by effects.
 
@@ -287,10 +283,7 @@ def _name_of(node: fx.Node) -> str:
 
 
 def cut(
-    module: fx.GraphModule,
-    cuts: Cuts,
-    compile_part: Compile,
-    examples: Sequence[torch.Tensor],
+    module: fx.GraphModule, cuts: Cuts, compile_part: Compile, examples: Sequence[torch.Tensor]
 ) -> Runtime:
     """A runtime for a graph, with calls that run as they are."""
     if cuts.whole is not None:

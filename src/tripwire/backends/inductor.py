@@ -501,9 +501,7 @@ _REVISION = 3
 
 
 def find_key(
-    module: fx.GraphModule,
-    inputs: Sequence[torch.Tensor | None],
-    patches: Mapping[str, Any],
+    module: fx.GraphModule, inputs: Sequence[torch.Tensor | None], patches: Mapping[str, Any]
 ) -> str | None:
     """The digest of a graph, its inputs, the options and everything around them."""
     if any(node.op in ("get_attr", "call_module") for node in module.graph.nodes):

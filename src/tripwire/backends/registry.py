@@ -120,8 +120,7 @@ def find_backend(backend: str | Backend, mode: str | None = None) -> Backend:
     """The back end of a name; callables stand for themselves."""
     if backend == "inductor" and mode not in (None, *INDUCTOR_MODES):
         raise BadOption(
-            f"Inductor has no mode {mode!r}. Known: {', '.join(INDUCTOR_MODES)}.",
-            slug="bad-option",
+            f"Inductor has no mode {mode!r}. Known: {', '.join(INDUCTOR_MODES)}.", slug="bad-option"
         )
     if isinstance(backend, str):
         found = find_known(backend) or find_registered(backend)

@@ -49,13 +49,7 @@ from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.draws import CAN_DRAW
 from tripwire.tracing.open.opening import Opening, Place, Range, spell_place, spell_taken
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.values.classes import (
-    find_in_class,
-    ids_of,
-    is_exactly,
-    is_namedtuple,
-    isinstance,
-)
+from tripwire.values.classes import find_in_class, ids_of, is_exactly, is_namedtuple, isinstance
 from tripwire.values.contents import at_once, bound_cells, dict_behind, elements_of, own_dict
 from tripwire.values.identity import PLAIN, VIEWS, is_containers_method
 from tripwire.values.numbers import are_variants, holds_numbers, iter_leaves, iter_numbers

@@ -86,15 +86,7 @@ def names_in(constant: object) -> Iterator[str]:
 class _UseDraft:
     """A `Use` while it is being counted."""
 
-    __slots__ = (
-        "appended",
-        "attributes",
-        "escapes",
-        "keys",
-        "stored_keys",
-        "updated",
-        "whole",
-    )
+    __slots__ = ("appended", "attributes", "escapes", "keys", "stored_keys", "updated", "whole")
 
     def __init__(self) -> None:
         self.keys: set[object] = set()

@@ -22,15 +22,10 @@ import torch
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.ranges import PerCode, SourceRange
 from tripwire.reading.bytecode import find_uses
-from tripwire.reading.kinds import (
-    ABSENT,
-)
+from tripwire.reading.kinds import ABSENT
 from tripwire.reading.sources import Attr, Cell, Global, Item, Source
 from tripwire.reading.tensors import meta_of
-from tripwire.values.classes import (
-    isinstance,
-    name_of,
-)
+from tripwire.values.classes import isinstance, name_of
 from tripwire.values.contents import PROXIES, all_codes
 from tripwire.values.identity import PLAIN
 

@@ -27,13 +27,7 @@ from torch import nn
 
 from tripwire.env import OWN_FOLDER
 from tripwire.imports import find_native
-from tripwire.values.classes import (
-    find_in_class,
-    hides_own,
-    is_heap_type,
-    isinstance,
-    module_of,
-)
+from tripwire.values.classes import find_in_class, hides_own, is_heap_type, isinstance, module_of
 from tripwire.values.contents import copy_dict, own_dict, read_slots
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")

@@ -21,11 +21,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from tripwire.values.classes import (
-    find_in_class,
-    hides_own,
-    isinstance,
-)
+from tripwire.values.classes import find_in_class, hides_own, isinstance
 from tripwire.values.contents import cells_of, held_item, own_dict, spell_key
 
 

@@ -16,24 +16,14 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_module
-from tripwire.reading.sources import (
-    Roots,
-    Source,
-    has_pytree,
-)
+from tripwire.reading.sources import Roots, Source, has_pytree
 from tripwire.reading.tensors import holds_tensor, parts_with_paths
 from tripwire.values.classes import (
     find_in_class,
@@ -48,13 +38,7 @@ from tripwire.values.classes import (
     mro,
     name_of,
 )
-from tripwire.values.contents import (
-    at_once,
-    elements_of,
-    filled_slots,
-    items_of,
-    own_dict,
-)
+from tripwire.values.contents import at_once, elements_of, filled_slots, items_of, own_dict
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import find_ledger, is_open, plain
 
@@ -502,10 +486,7 @@ def _take_container_apart(value: Any) -> Parts:
     children = (
         list(elements_of(value))
         if not isinstance(value, dict)
-        else [
-            *(key for key, _ in items_of(value)),
-            *(part for _, part in items_of(value)),
-        ]
+        else [*(key for key, _ in items_of(value)), *(part for _, part in items_of(value))]
     )
     attributes, slots = own_dict(value) or {}, filled_slots(value)
     count, names = len(children), list(attributes)

@@ -20,10 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from types import (
-    FunctionType,
-    ModuleType,
-)
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -31,13 +28,7 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tripwire.reading.sources import (
-    Attr,
-    Item,
-    Source,
-    has_pytree,
-    iter_pytree,
-)
+from tripwire.reading.sources import Attr, Item, Source, has_pytree, iter_pytree
 from tripwire.values.classes import (
     find_in_class,
     ids_of,
@@ -46,12 +37,7 @@ from tripwire.values.classes import (
     is_namedtuple,
     isinstance,
 )
-from tripwire.values.contents import (
-    attributes_of,
-    children,
-    elements_of,
-    items_of,
-)
+from tripwire.values.contents import attributes_of, children, elements_of, items_of
 from tripwire.values.identity import PLAIN, is_library_function
 from tripwire.values.numbers import is_open
 

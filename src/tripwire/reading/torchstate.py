@@ -388,12 +388,7 @@ def _always(
     return Flag(name, get, shortcut, is_computed_with)
 
 
-def _named(
-    name: str,
-    words: str,
-    get: Callable[[], object],
-    **when: Any,
-) -> Flag:
+def _named(name: str, words: str, get: Callable[[], object], **when: Any) -> Flag:
     return Flag(name, get, words=frozenset(words.split()), **when)
 
 
@@ -409,14 +404,10 @@ ALWAYS = (
     # None: there is no mode, which is asked for itself.
     _always("default device", _find_default_device, off=lambda _: ""),
     _always(
-        "number of torch-function modes",
-        torch._C._len_torch_function_stack,
-        is_computed_with=False,
+        "number of torch-function modes", torch._C._len_torch_function_stack, is_computed_with=False
     ),
     _always(
-        "number of torch-dispatch modes",
-        torch._C._len_torch_dispatch_stack,
-        is_computed_with=False,
+        "number of torch-dispatch modes", torch._C._len_torch_dispatch_stack, is_computed_with=False
     ),
     _always(
         "level of forward-mode AD",
@@ -431,11 +422,7 @@ ALWAYS = (
         is_computed_with=False,
     ),
     _always("deterministic algorithms", torch._C._get_deterministic_algorithms),
-    _always(
-        "float32 matmul precision",
-        find_matmul_precision,
-        shortcut=_spell_matmul_precision,
-    ),
+    _always("float32 matmul precision", find_matmul_precision, shortcut=_spell_matmul_precision),
     _always("number of threads", torch.get_num_threads),
 )
 AUTOCAST_DTYPES = _named(

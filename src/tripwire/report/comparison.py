@@ -405,12 +405,5 @@ def _tell_node(
     if change.kind == "changed":
         what = _tell_difference(node, before.nodes[change.then], names)
     return NodeChange(
-        change.kind,
-        change.scope,
-        node.name,
-        node.target,
-        what,
-        place.file,
-        place.line,
-        place.text,
+        change.kind, change.scope, node.name, node.target, what, place.file, place.line, place.text
     )

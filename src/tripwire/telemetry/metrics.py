@@ -201,10 +201,7 @@ class CompilationMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def as_row(self) -> dict[str, object]:
         """Every field and every derived one, by name."""
-        return {
-            **msgspec.structs.asdict(self),
-            **{name: getattr(self, name) for name in _DERIVED},
-        }
+        return {**msgspec.structs.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
     @classmethod
     def create(cls, metrics: Mapping[str, object]) -> CompilationMetrics:

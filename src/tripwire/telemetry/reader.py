@@ -23,15 +23,7 @@ from msgspec import Struct
 
 from tripwire.errors import TelemetryError
 from tripwire.files import open_regular
-from tripwire.telemetry.schema import (
-    LONGEST_LINE,
-    MAJOR,
-    TAGS,
-    Event,
-    Header,
-    decode,
-    takes_much,
-)
+from tripwire.telemetry.schema import LONGEST_LINE, MAJOR, TAGS, Event, Header, decode, takes_much
 
 FIXED = 1 << 19  # bytes that an `Allowance` begins with
 _LISTED = 40  # bytes that a name takes in a list, beside its own

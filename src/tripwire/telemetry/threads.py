@@ -60,15 +60,7 @@ class Total:
 class ThreadState:
     """The open events, totals and counts of one thread."""
 
-    __slots__ = (
-        "compile_id",
-        "counts",
-        "ident",
-        "name",
-        "stack",
-        "thread",
-        "totals",
-    )
+    __slots__ = ("compile_id", "counts", "ident", "name", "stack", "thread", "totals")
 
     def __init__(self) -> None:
         thread = threading.current_thread()

@@ -32,14 +32,7 @@ from tripwire.reading.tensors import (
 )
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refused
-from tripwire.rulebook.rules import (
-    GETATTR,
-    RESULT_IS_CAST,
-    Call,
-    Target,
-    find_out_of_place,
-    words,
-)
+from tripwire.rulebook.rules import GETATTR, RESULT_IS_CAST, Call, Target, find_out_of_place, words
 from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import (
     Branch,
@@ -528,8 +521,7 @@ def _out_of_place(
     plain = find_out_of_place(rule) if args and "out" not in kwargs else None
     if plain is None:
         raise Refused(
-            "no-outplace-form",
-            f"force_outplace: `{rule.name}` has no out-of-place form.",
+            "no-outplace-form", f"force_outplace: `{rule.name}` has no out-of-place form."
         )
     written = next(iter_given((args, kwargs)))
     for other, known in state.values.live():

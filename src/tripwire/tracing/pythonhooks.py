@@ -29,17 +29,8 @@ from tripwire.reading.reader import add_go_between
 from tripwire.rulebook.purity import OF_NUMPY, draws_from_numpy
 from tripwire.rulebook.refusals import Refusal
 from tripwire.tracing.open.draws import AS_A_WHOLE, CAN_DRAW, draw_whole
-from tripwire.tracing.state import (
-    CURRENT,
-    TracingState,
-)
-from tripwire.values.classes import (
-    MADE_BY_PYTHON,
-    find_in_class,
-    ids_of,
-    isinstance,
-    name_of,
-)
+from tripwire.tracing.state import CURRENT, TracingState
+from tripwire.values.classes import MADE_BY_PYTHON, find_in_class, ids_of, isinstance, name_of
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import is_open
 from tripwire.writes.patches import Patch

@@ -19,11 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.ranges import SourceRange, capture_range, is_library_caller
-from tripwire.reading.tensors import (
-    PLAIN_TENSORS,
-    iter_given,
-    version_of,
-)
+from tripwire.reading.tensors import PLAIN_TENSORS, iter_given, version_of
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import (
     RULES,
@@ -38,12 +34,7 @@ from tripwire.rulebook.rules import (
 )
 from tripwire.tracing.observe import Started, set_profile
 from tripwire.tracing.sizes import ask_tensor, find_decisive, find_inherited
-from tripwire.tracing.state import (
-    CURRENT,
-    Inside,
-    PythonCall,
-    TracingState,
-)
+from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (
     OF_NUMBERS,
@@ -299,12 +290,7 @@ class Recorder(TorchFunctionMode):
         return found[0] if name == "item" else _nest(found, tensor.shape)
 
     def _take_size(
-        self,
-        shadow: Shadow,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        value: Any,
+        self, shadow: Shadow, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
     ) -> Any:
         """A size that values decide on, as a number out of a tensor; None: it isn't left open."""
         tensor, rest = args[0], args[1:]

@@ -259,8 +259,7 @@ class Trace:
             same = all(alias.fetch(roots) is tensor for alias in wanted.aliases)
         except (LookupError, AttributeError, ValueError) as error:
             raise InputMismatch(
-                f"{self.name}: {wanted.source} no longer exists: {error}.",
-                slug="input-gone",
+                f"{self.name}: {wanted.source} no longer exists: {error}.", slug="input-gone"
             ) from error
         if not isinstance(tensor, torch.Tensor) or not same:
             raise InputMismatch(
@@ -455,13 +454,7 @@ def build_inputs(state: TracingState) -> tuple[Input, ...]:
         if tensor is not None and is_written:
             node.meta[UNCOUNTED] = version_of(tensor) == state.versions[node]
         rows.append(
-            Input(
-                node.name,
-                *_first_and_others(known.sources),
-                facts.value,
-                traits,
-                is_written,
-            )
+            Input(node.name, *_first_and_others(known.sources), facts.value, traits, is_written)
         )
     return tuple(rows)
 

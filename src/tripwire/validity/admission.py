@@ -29,11 +29,7 @@ from tripwire.reading.kinds import (
 )
 from tripwire.reading.sources import Referent, Source
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
-from tripwire.reading.torchstate import (
-    AUTOCAST_DTYPES,
-    describe_changes,
-    spell_quickly,
-)
+from tripwire.reading.torchstate import AUTOCAST_DTYPES, describe_changes, spell_quickly
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.draws import look_ahead

@@ -20,11 +20,7 @@ from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.validity.table import TableRow
-from tripwire.values.classes import (
-    ids_of,
-    is_exactly,
-    name_of,
-)
+from tripwire.values.classes import ids_of, is_exactly, name_of
 from tripwire.values.contents import elements_of
 from tripwire.values.identity import PLAIN, same_plain
 from tripwire.writes.patches import unhooked

@@ -41,13 +41,7 @@ from tripwire.validity.kept import (
     refer,
 )
 from tripwire.validity.table import TableRow
-from tripwire.values.classes import (
-    find_in_class,
-    is_exactly,
-    isinstance,
-    mro,
-    name_of,
-)
+from tripwire.values.classes import find_in_class, is_exactly, isinstance, mro, name_of
 from tripwire.values.contents import cells_of, copy_dict, own_dict, slots_of
 from tripwire.values.identity import PLAIN, code_of, same_plain
 from tripwire.writes.sentry import same_items

@@ -28,12 +28,7 @@ from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.habits import find_written
 from tripwire.recording.capture.origin import KEEP_ALL, Policy, find_patches
-from tripwire.recording.capture.outcomes import (
-    describe,
-    find_settings,
-    fresh_packages,
-    place_of,
-)
+from tripwire.recording.capture.outcomes import describe, find_settings, fresh_packages, place_of
 from tripwire.recording.capture.record import ExecutionRecorder, take_down
 from tripwire.recording.capture.tensors import put_back
 from tripwire.recording.format.file import NewRecord

@@ -396,9 +396,4 @@ class _PyModuleDraft:
         self._programs.settle()
 
     def node(self) -> AnyNode:
-        return nodes.Module(
-            self.name,
-            tuple(self._kept),
-            tuple(self._kept.values()),
-            self._space,
-        )
+        return nodes.Module(self.name, tuple(self._kept), tuple(self._kept.values()), self._space)

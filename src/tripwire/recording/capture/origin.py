@@ -398,10 +398,7 @@ class Treatment(enum.IntEnum):
 
 Chooser = Callable[[str, object], "str | Treatment"]
 _KINDS: dict[str, Kind] = {
-    "tensors": (
-        (str, Mapping, Callable),
-        "a name, a mapping or a function",
-    ),
+    "tensors": ((str, Mapping, Callable), "a name, a mapping or a function"),
     "max_bytes": COUNT_OR_NONE,
 }
 

@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tripwire.errors import BadRecord
-from tripwire.files import (
-    DraftFile,
-    NotOurs,
-    make_folder,
-    open_regular,
-    replacing,
-    writing_beside,
-)
+from tripwire.files import DraftFile, NotOurs, make_folder, open_regular, replacing, writing_beside
 
 MAX_MEMBERS = 1000  # each costs some 800 bytes of memory, and less in the file
 CHUNK = 1 << 18

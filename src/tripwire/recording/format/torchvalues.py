@@ -26,11 +26,7 @@ def undisturbed() -> Iterator[None]:
     """No mode, no subclass and no autograd sees the torch calls made here."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with (
-        torch._C.DisableTorchFunction(),
-        _disable_current_modes(),
-        torch.no_grad(),
-    ):
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         yield
 
 

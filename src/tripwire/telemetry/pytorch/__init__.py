@@ -3,13 +3,7 @@
 tripwire itself uses few of these. docs/coming-from-pytorch.md says what is different.
 """
 
-from tripwire.ranges import (
-    Anchor,
-    find_anchor,
-    format_instruction,
-    format_source_range,
-    underline,
-)
+from tripwire.ranges import Anchor, find_anchor, format_instruction, format_source_range, underline
 from tripwire.telemetry.compiles import (
     CompileId,
     compiling,

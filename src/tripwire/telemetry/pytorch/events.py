@@ -340,10 +340,7 @@ class ChromiumEventLogger:
         self.begin(event, state)
 
     def log_event_end(
-        self,
-        event_name: str,
-        time_ns: int | None = None,
-        metadata: dict[str, object] | None = None,
+        self, event_name: str, time_ns: int | None = None, metadata: dict[str, object] | None = None
     ) -> None:
         """An event ends; so does, with a warning, what was opened inside and is open still."""
         state = local.state
@@ -359,10 +356,7 @@ class ChromiumEventLogger:
             self.end(event, time_ns, state)
 
     def log_instant_event(
-        self,
-        event_name: str,
-        time_ns: int | None = None,
-        metadata: dict[str, object] | None = None,
+        self, event_name: str, time_ns: int | None = None, metadata: dict[str, object] | None = None
     ) -> None:
         """Something happened."""
         state = local.state

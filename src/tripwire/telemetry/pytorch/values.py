@@ -97,9 +97,7 @@ def is_wrapper_or_member_descriptor(value: object) -> bool:
     return isinstance(value, _DESCRIPTORS)
 
 
-def is_lru_cache_wrapped_function(
-    value: object,
-) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
+def is_lru_cache_wrapped_function(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
     """Whether a value is a function under `functools.lru_cache`."""
     return isinstance(value, functools._lru_cache_wrapper) and is_function(
         inspect.getattr_static(value, "__wrapped__", None)

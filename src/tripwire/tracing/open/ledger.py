@@ -31,15 +31,7 @@ from tripwire.tracing.open.symbols import (
 )
 from tripwire.tracing.state import TracingState
 from tripwire.values.classes import is_exactly, isinstance
-from tripwire.values.numbers import (
-    Made,
-    Number,
-    OpenFloat,
-    OpenInt,
-    is_open,
-    is_taken,
-    symbolic,
-)
+from tripwire.values.numbers import Made, Number, OpenFloat, OpenInt, is_open, is_taken, symbolic
 
 _LONGEST = 60  # operations in an expression; longer ones are closed
 

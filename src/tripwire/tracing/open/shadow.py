@@ -41,10 +41,7 @@ from tripwire.tracing.open.opening import (
     Sweep,
 )
 from tripwire.tracing.open.soundings import Soundings
-from tripwire.tracing.open.symbols import (
-    forget_environments,
-    is_open_symbol,
-)
+from tripwire.tracing.open.symbols import forget_environments, is_open_symbol
 from tripwire.tracing.state import FACTS, TracingState
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.numbers import (

@@ -257,13 +257,7 @@ def _look_at_max1(find: FindFake, tensor: Any, *args: Any, **how: Any) -> Spelli
 
 
 # What torch.nn.functional says where nothing was said.
-_UNSAID = {
-    "stride": None,
-    "padding": 0,
-    "dilation": 1,
-    "ceil_mode": False,
-    "return_indices": False,
-}
+_UNSAID = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 
 
 def _spell_max1(tensor: Any, kernel_size: Any, **_: Any) -> Any:
@@ -291,10 +285,7 @@ def _spell_mean2(tensor: Any, kernel_size: Any) -> Any:
 
 
 def _look_at_layers(
-    func: Callable[..., Any],
-    args: Sequence[Any],
-    results: Sequence[torch.Tensor],
-    find: FindFake,
+    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
 ) -> Spelling | None:
     """Recurrent layers: torch goes through the sequence in Python, and so needs its length.
 

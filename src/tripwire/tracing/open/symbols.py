@@ -49,9 +49,7 @@ class Symbols:
         forget_environments()  # of runs that came to nothing
         # Sizes that are equal by chance may differ, and what values decide on is no size.
         self.env = _NotingEnvironment(
-            duck_shape=False,
-            allow_scalar_outputs=takes,
-            allow_dynamic_output_shape_ops=False,
+            duck_shape=False, allow_scalar_outputs=takes, allow_dynamic_output_shape_ops=False
         )
         self.closed: dict[Place, str] = {}  # what was closed, and by what
         self._places: dict[Any, Place] = {}
