@@ -465,18 +465,16 @@ def _wrap_log(plain: Callable[..., object]) -> Callable[..., object]:
         stacklevel: int = 1,
     ) -> None:
         state = CURRENT.state
-        is_plain = not (exc_info or extra or stack_info) and is_exactly(args, tuple)
         outside = None if state is None or state.refusal is not None else state.outside
-        is_plain = is_plain and _is_known(self)
-        caller = _find_caller(stacklevel) if outside is not None and is_plain else None
-        if caller is not None:
-            assert state is not None
-            assert outside is not None
-            log = _Log(level, caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
-            if outside.say(state, log, (msg, *args), {}, _find_speaker(), self):
-                return
+        has_more = exc_info or extra or stack_info or not is_exactly(args, tuple)
+        if state is not None and outside is not None and not has_more and _is_known(self):
+            caller = _find_caller(stacklevel)
+            if caller is not None:
+                log = _Log(level, caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+                if outside.say(state, log, (msg, *args), {}, _find_speaker(), self):
+                    return
         if state is not None and state.observer is not None:
-            state.observer.judge(sys._getframe(2), _PRINT)
+            state.observer.judge(sys._getframe(2), _PRINT)  # a print in logging's own code is a log
         # Our frames are between the logger and its caller.
         plain(self, level, msg, args, exc_info, extra, stack_info, stacklevel + 2)
 
