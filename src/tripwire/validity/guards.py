@@ -171,8 +171,7 @@ class GuardWriter:
     @property
     def containers(self) -> list[str]:
         """Variables of the lists and sets among the arguments."""
-        found = [value for value in self._alive if isinstance(value, (list, set))]
-        return [self.variables[id(value)] for value in found]
+        return [self.variables[id(one)] for one in self._alive if isinstance(one, (list, set))]
 
     # --- values ---
 
