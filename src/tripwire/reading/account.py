@@ -161,7 +161,9 @@ class Loaded(StackValue):
 
 
 def is_no_number(value: StackValue | None) -> bool:
-    """Whether a value is surely neither an int nor a float."""
+    """Whether a value is surely neither an int nor a float: `other.__class__` is a class."""
+    if isinstance(value, Loaded) and value.kind is StepKind.ATTRIBUTE:
+        return value.name == "__class__"
     return isinstance(value, Literal) and not is_exactly(value.value, int, float)
 
 

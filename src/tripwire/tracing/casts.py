@@ -11,8 +11,8 @@ what was cached for a plain one.
 What a list or a tuple of numbers holds at an open index is open, too: `sigmas[i]`. The guard
 function has the numbers, which are part of what the run read, and picks one.
 
-Functions of `math`, `len`, and `min` and `max` of floats are handled in the same way, under
-whatever name they were imported: they stay the same objects.
+Functions of `math`, `len`, and `min` and `max` of floats, or of ints out of tensors, are handled in
+the same way, under whatever name they were imported: they stay the same objects.
 """
 
 from __future__ import annotations
@@ -149,12 +149,14 @@ def _draw(generator: Any, bits: Any) -> Any:
     return draw(state, generator, bits, sys._getframe(1))
 
 
-def _close_given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
+def _close_given(
+    args: tuple[Any, ...], kwargs: dict[str, Any] | None, by: str = "lru_cache"
+) -> tuple[Any, ...]:
     """With which arguments a function behind `lru_cache` is called."""
     given = args, kwargs or {}
     for number in filter(is_open, iter_leaves(given)):
         if number.ledger.is_live():
-            number.ledger.close(number, "lru_cache")
+            number.ledger.close(number, by)
     closed: tuple[Any, ...] = close_values(given)
     return closed
 
@@ -193,6 +195,13 @@ def _compute_int(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return ledger.compute((function, *(of_run(ledger, one) for one in args)), value)
 
 
+def _close_power(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`pow` of three numbers, which asks an open one that isn't the first for nothing."""
+    if len(args) != 3 or find_ledger(*args) is None:
+        return NotImplemented
+    return function(*_close_given(args, None, "pow")[0])
+
+
 def _ask(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """`math.isnan` and its kin."""
     ledger = find_ledger(*args)
@@ -207,15 +216,19 @@ def _ask(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return answer
 
 
-def _choose_float(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """`min` and `max`: of floats alone, so that what comes is a float whichever it is."""
+def _choose(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`min` and `max`, where what comes is a float whichever it is, or an int out of a tensor."""
     numbers = tuple(args[0]) if len(args) == 1 and is_exactly(args[0], list, tuple) else args
     ledger = find_ledger(*numbers)
-    if ledger is None or any(map(is_taken, numbers)):
+    if ledger is None:
         return NotImplemented
     numbers = tuple(of_run(ledger, one) for one in numbers)
+    is_taken_out = any(map(is_taken, numbers))
     are_floats = all(is_exactly(one, float, OpenFloat) for one in numbers)
-    if not are_floats or not all(math.isfinite(plain(one)) for one in numbers):
+    are_ints = is_taken_out and all(is_exactly(one, int, OpenInt) for one in numbers)
+    if not (are_floats or are_ints):
+        return NotImplemented
+    if not is_taken_out and not all(math.isfinite(plain(one)) for one in numbers):
         return NotImplemented
     return ledger.compute((function, *numbers), function(*map(plain, numbers)))
 
@@ -266,13 +279,26 @@ def _mix(function: Callable[..., Any], *numbers: Any) -> Any:
     kinds = (float, int, torch.Tensor)
     if all(type(number) in kinds for number in numbers):
         return function(*(n.item() if isinstance(n, torch.Tensor) else n for n in numbers))
+    are_ints = all(isinstance(number, (int, torch.SymInt)) for number in numbers)
+    dtype = torch.int64 if are_ints else torch.float64
     tensors = [
-        number
-        if isinstance(number, torch.Tensor)
-        else torch.scalar_tensor(number, dtype=torch.float64)
+        number if isinstance(number, torch.Tensor) else torch.scalar_tensor(number, dtype=dtype)
         for number in numbers
     ]
+    if function in CHOICES:
+        return functools.reduce(CHOICES[function], tensors).item()
     return function(*tensors).item()
+
+
+def _smaller(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return torch.where(right < left, right, left)  # also where one is nan
+
+
+def _larger(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return torch.where(right > left, right, left)
+
+
+CHOICES: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {min: _smaller, max: _larger}
 
 
 def _round(number: Any, digits: Any = None) -> Any:
@@ -295,7 +321,8 @@ _ANSWERED: dict[Callable[..., Any], Callable[[Any, tuple[Any, ...]], Any]] = {
     **{getattr(math, name): _compute_float for name in _COMPUTED},
     **{getattr(math, name): _compute_int for name in _OF_INTS},
     **{getattr(math, name): _ask for name in _QUESTIONS},
-    min: _choose_float,
-    max: _choose_float,
+    pow: _close_power,
+    min: _choose,
+    max: _choose,
     len: _measure,
 }

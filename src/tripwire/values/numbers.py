@@ -273,10 +273,7 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
         if natural and is_exactly(base, OpenInt):
             return open_power(self, other)
         if ledger is not None and is_exactly(base, int) and is_exactly(exponent, OpenInt):
-            is_whole = ledger.decide(operator.ge, of_run(ledger, exponent), 0, exponent.value >= 0)
-            if is_whole and _stays_small(ledger, operator.pow, of_run(ledger, exponent)):
-                made = operator.pow, of_run(ledger, base), of_run(ledger, exponent)
-                return ledger.compute(made, plain(base) ** plain(exponent))
+            return _power_of_int(ledger, base, of_run(ledger, exponent))
         if ledger is not None and (_is_float(base) or _is_float(exponent)):
             if not _is_float(exponent):
                 return open_power(self, other)
@@ -290,6 +287,22 @@ def _power(*, is_reflected: bool) -> Callable[..., Any]:
 
 
 _LARGEST_POWER = 8
+
+
+def _power_of_int(ledger: Ledger, base: int, exponent: Any) -> Any:
+    """What Python gives of an open exponent: an int, or a float where that is negative."""
+    value = attempt(operator.pow, base, exponent)
+    if not is_open(exponent):
+        return value
+    if ledger.decide(operator.ge, exponent, 0, exponent.value >= 0):
+        if _stays_small(ledger, operator.pow, exponent):
+            return ledger.compute((operator.pow, base, exponent), value)
+    elif 0 < base <= _LARGEST_EXACT:
+        return ledger.compute((operator.pow, float(base), exponent), value)
+    return _close_all(exponent, None, "pow", value)
+
+
+_LARGEST_EXACT = 2**53  # int that floats have all of, up to here
 
 
 def _is_float(value: object) -> bool:

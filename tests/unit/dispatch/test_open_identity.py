@@ -1,6 +1,7 @@
 """`is` and `type` have Python's answers for numbers: where they may be asked, none is open."""
 
 import collections
+import dataclasses
 import datetime
 import enum
 import math
@@ -140,7 +141,14 @@ class Heads(torch.nn.Module):
         return x * scale + (self.first is self.last)
 
 
+@dataclasses.dataclass
+class Rate:
+    value: float
+    steps: int
+
+
 NOT_OF_NUMBERS = {
+    "classes of data": lambda x, n, m=MISSING: x if Rate(n, 1) == Rate(0.5, 2) else x * n,
     "a word": lambda x, n, m=WORD: x * n if m is WORD else x,
     "a global": lambda x, n, m=MISSING: x * n if m is MISSING else x,
     "a member of an enum": lambda x, n, m=Mode.FAST: x * n if m is Mode.FAST else x,

@@ -114,8 +114,20 @@ def pick_grids(x):
     return torch.cat([torch.arange(height * width) for height, width in grids])
 
 
+def choose(x):
+    largest = max(x.tolist())
+    return x / max(largest, 1.5), min(x[0].item(), x[1].item(), 0.25), largest
+
+
+def pad_to_longest(x):
+    lengths = (x[:3].abs() * 4 + 2).int().tolist()
+    return x.new_zeros(3, max(lengths)) + 1
+
+
 MAKERS = {
     "a scale": lambda: scale,
+    "the larger one": lambda: choose,
+    "the longest": lambda: pad_to_longest,
     "a list of lists": lambda: spread_rows,
     "sizes in a list of lists": lambda: pick_grids,
     "several results": lambda: several,
@@ -466,6 +478,21 @@ def test_code_that_asks_for_a_numbers_type_gets_plain_ones(backend) -> None:
     for _ in range(4):
         x = torch.randn(3)
         check_equal(call(x), compiled(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_larger_one_is_the_one_that_python_takes(backend) -> None:
+    def call(x, big):
+        one, other = x.tolist()
+        return x * max(one, other), max(other, one), min(one, other), max(big.tolist())
+
+    compiled = tripwire.compile(call, backend=backend)
+    nan = float("nan")
+    pairs = [(1.0, 2.0), (2.0, 1.0), (nan, 1.0), (1.0, nan), (0.0, -0.0), (-0.0, 0.0), (3.0, 3.0)]
+    for place, pair in enumerate(pairs):
+        x, big = torch.tensor(pair), torch.tensor([2**60 + place, 2**60 + 3])
+        check_equal(call(x, big), compiled(x, big))
+    assert compiled.statistics().traces == 2
 
 
 def check_equal(expected, found):

@@ -17,7 +17,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from tripwire.ranges import NOWHERE, SourceRange
 from tripwire.reading.structure import ComputedPlan, NumberPlan, PartPlan, TakenPlan
-from tripwire.tracing.casts import IN_GRAPHS, mix
+from tripwire.tracing.casts import CHOICES, IN_GRAPHS, mix
 from tripwire.tracing.open.opening import NUMBER, NumberInput
 from tripwire.tracing.open.symbols import Symbols
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
@@ -108,7 +108,8 @@ class Formulas:
         if any(map(is_taken, made[1:])):
             function = IN_GRAPHS.get(function, function)
         inputs = [self._find_float(o) for o in made[1:]]
-        if function is made[0] and any(inputs) and any(map(is_taken, made[1:])):
+        is_mixed = function is made[0] and (any(inputs) or function in CHOICES)
+        if is_mixed and any(map(is_taken, made[1:])):
             function = mix(function)
             operands = tuple(i or o for i, o in zip(inputs, operands, strict=True))
         return self._state.graph().call_function(function, operands)
@@ -216,6 +217,7 @@ class Formulas:
 # Python computes these of any two numbers.
 _SAFE = frozenset(
     {operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, float}
+    | {min, max}
 )
 
 

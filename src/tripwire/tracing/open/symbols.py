@@ -244,13 +244,13 @@ _SPELLED = {
     operator.lshift: f"({{}} << min({{}}, {LARGEST_SHIFT}))",  # a decision excludes larger ones
     operator.rshift: "({} >> {})",
 }
-_POWER_OF_TWO_INTS = f"({{}} ** min({{}}, {LARGEST_SHIFT}))"
+_POWER_OF_TWO_INTS = f"(({{}}) ** min({{}}, {LARGEST_SHIFT}))"
 
 
 # Python computes these of ints, too: torch's algebra has nothing like them.
 BY_PYTHON = frozenset(
-    {operator.getitem, max, operator.and_, operator.or_, operator.xor, operator.lshift}
-    | {operator.rshift, operator.pow, math.gcd, math.lcm, math.isqrt}
+    {operator.getitem, min, max, operator.and_, operator.or_, operator.xor}
+    | {operator.lshift, operator.rshift, operator.pow, math.gcd, math.lcm, math.isqrt}
 )
 
 
