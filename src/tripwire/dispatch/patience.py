@@ -38,7 +38,7 @@ from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.refusals import Mismatch, Refusal
-from tripwire.values.classes import isinstance, module_of, short_name_of
+from tripwire.values.classes import is_exactly, isinstance, module_of, short_name_of
 from tripwire.values.identity import PLAIN
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
 # A call that was refused this often rests.
 REFUSALS_ALLOWED = 3
-# A call that fills or lengthens what it reads, so often in a row.
-STEPS_ALLOWED = 16
+# A call that fills or lengthens what it reads, so often in a row; and one that replaces it: the
+# first steps of a method that looks back at several, each of which differs.
+STEPS_ALLOWED, CHANGES_ALLOWED = 16, 8
 # What a trace takes, times this, passes until the next that nothing paid for.
 SHARE = 10
 # How long calls rest, in seconds: where the reason is the moment, at most; else at first, at most.
@@ -135,6 +136,8 @@ class Changes:
 
 
 _SOURCES_KEPT, _SOURCES_TOLD = 32, 3
+# Values that are the same ones if they are equal; a list is compared by its elements.
+_KNOWN_AGAIN = (bool, int, float, str, type(None), list)
 _MANY = "Something else"
 
 
@@ -185,6 +188,7 @@ class Patience:
         self._rests: dict[object, _Rest] = {}
         self._unsettled: Counter[object] = Counter()
         self._hits_when_unsettled = 0
+        self._emptied: set[str] = set()  # where runs put something, since nothing was there
         self.changes = Changes()
         self._trust: dict[str, _Trust] = {}
         self._in_all = _Trust(ALL_SOURCES * cache_size)
@@ -256,8 +260,22 @@ class Patience:
         if hits > self._hits_when_unsettled:
             self._unsettled[key] = 0
         self._hits_when_unsettled = hits
-        allowed = STEPS_ALLOWED if all(map(_moves_on, volatile)) else REFUSALS_ALLOWED
+        allowed = STEPS_ALLOWED if all(map(_moves_on, volatile)) else CHANGES_ALLOWED
         return None if self._may_settle(key, allowed) else _refuse_volatile(volatile[0])
+
+    def may_return(self, volatile: tuple[Volatile, ...]) -> bool:
+        """Whether what was written over may come back, be known again, and be written over.
+
+        That nothing is there comes back where it did before: most memos are filled once.
+        """
+        empty = {str(one.source) for one in volatile if one.before is ABSENT}
+        came_back = empty <= self._emptied
+        if len(self._emptied) < _SOURCES_KEPT:
+            self._emptied |= empty
+        return came_back and all(
+            one.repeated and (one.before is ABSENT or is_exactly(one.before, *_KNOWN_AGAIN))
+            for one in volatile
+        )
 
     def _may_settle(self, key: object, allowed: int = REFUSALS_ALLOWED) -> bool:
         self._unsettled[key] += 1

@@ -87,7 +87,6 @@ from tripwire.dispatch.telling import (
 )
 from tripwire.dispatch.variation import Variation
 from tripwire.errors import BackendFailed, BadOption, raise_interruption
-from tripwire.reading.effects import Volatile
 from tripwire.reading.tensors import meta_of
 from tripwire.reading.torchstate import name_quickly, sample_quickly
 from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS
@@ -101,7 +100,7 @@ from tripwire.tracing.session import TOLD
 from tripwire.tracing.state import CURRENT
 from tripwire.validity.plan import Plan, admit_open, build_plan
 from tripwire.validity.standing import Standing
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import isinstance
 
 if TYPE_CHECKING:
     from tripwire.dispatch.dispatcher import Dispatcher
@@ -300,7 +299,7 @@ class Pipeline:
         if volatile:
             hits = self.tally.count_hits(entries)
             refusal = self.patience.note_volatile(volatile, key, hits)
-            if refusal is not None or not all(map(_can_return, volatile)):
+            if refusal is not None or not self.patience.may_return(volatile):
                 return refusal
         standing = Standing(self._note_retired, self.tally.note_rebound)
         rebinds = takes_other_state(self.options.backend, dict(self.options.backend_options))
@@ -563,10 +562,3 @@ def _find_examples(trace: Trace) -> list[torch.Tensor]:
     assert trace.completion is not None
     pairs = zip(trace.completion.tensors, trace.inputs, strict=True)
     return [wanted.build() if tensor is None else tensor for tensor, wanted in pairs]
-
-
-def _can_return(volatile: Volatile) -> bool:
-    """Whether a value that was written over may come back, be known again, and be written over."""
-    return volatile.repeated and is_exactly(
-        volatile.before, bool, int, float, str, type(None), list
-    )

@@ -399,7 +399,7 @@ class Variation:
         opening, shadow = self._moving - self._fixed, trace.shadow
         if shadow is not None:  # it needed their values, and so will the next
             opening -= shadow.find_closed(shadow.symbols.closed.keys())
-        return all(one.spot in opening for one in volatile)
+        return all(one.spot in opening and holds_numbers(one.before) for one in volatile)
 
     def will_take(self) -> bool:
         """Whether numbers out of tensors will be open next."""

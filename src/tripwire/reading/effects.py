@@ -41,7 +41,6 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
 from tripwire.values.identity import same_plain
-from tripwire.values.numbers import are_variants, close_values, holds_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +368,8 @@ class _EffectPlanner:
                 self._note_volatile([write])
                 return
         if write.after is ABSENT:
-            self._note_volatile([write])
+            if not self._note_carried(write, place):
+                self._note_volatile([write])
             self.steps.append(Drop(place, write.key))
             return
         together = self.writes_at[write.spot]
@@ -389,7 +389,7 @@ class _EffectPlanner:
         now = elements_of(holder.owner)
         before = tuple(holder.before().values())
         is_full = len(now) == getattr(holder.owner, "maxlen", None)  # it may have let go of some
-        if len(now) == len(before) and all(map(self._may_vary, writes)):
+        if len(now) == len(before):
             for write in writes:
                 if not self._note_carried(write, place, moved=is_full):
                     self._note_volatile([write], moved=is_full)
@@ -407,12 +407,6 @@ class _EffectPlanner:
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
         else:
             self.steps.append(Replace(place, tuple(map(self.plan, now))))
-
-    def _may_vary(self, write: Write) -> bool:
-        """Whether an element may be another one on each call: a number, or a tensor."""
-        if self.facts_of(write.holder, write.key) is not None:
-            return isinstance(write.after, torch.Tensor)
-        return holds_numbers(write.before) and are_variants(write.before, close_values(write.after))
 
     def _is_reordered(self, holder: Holder) -> bool:
         """Whether putting and dropping keys would leave them in another order."""
@@ -433,7 +427,7 @@ class _EffectPlanner:
         if not write.holder.anchored or isinstance(write.holder.kind, MembersKind):
             return False
         facts = self.facts_of(write.holder, write.key)
-        if facts is None or not isinstance(write.after, torch.Tensor):
+        if facts is None:
             return False
         if moved or self._is_read(write):
             attributes = self.attributes_of(write.before)

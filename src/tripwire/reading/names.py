@@ -151,6 +151,9 @@ _TAKE_PLAIN_NUMBERS = frozenset(
 )
 
 
+_Steps = list[tuple[str, Any]]  # names and arguments of instructions
+
+
 def _find_types_told(code: CodeType, _: int) -> bool:
     steps = [
         (step.opname, step.argval)
@@ -158,21 +161,32 @@ def _find_types_told(code: CodeType, _: int) -> bool:
         if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
     ]
     attributes = () if "builtins" in code.co_names else _ATTRIBUTES
+    has_self = _has_self(code, steps)
     return any(
-        name == "type" and opname not in attributes and _tells_type(steps[index + 1 :])
+        name == "type" and opname not in attributes and _tells_type(steps[index + 1 :], has_self)
         for index, (opname, name) in enumerate(steps)
     )
+
+
+def _has_self(code: CodeType, steps: _Steps) -> bool:
+    """Whether `self` is the object of a method: that of a user's class is no plain number."""
+    *_, place, name = ("", *code.co_qualname.split("."))
+    is_method = place not in ("", "<locals>") and name == code.co_name
+    is_kept = {("STORE_FAST", "self"), ("STORE_DEREF", "self")}.isdisjoint(steps)
+    return is_method and code.co_varnames[:1] == ("self",) and is_kept
 
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _SAME = ("__name__", "__qualname__")  # the classes of open numbers have these of int and float
 
 
-def _tells_type(steps: list[tuple[str, Any]]) -> bool:
+def _tells_type(steps: _Steps, has_self: bool) -> bool:
     """Whether what follows the name `type` may tell an int or a float from an open one."""
-    _, steps = _split_path(steps)
+    operand, steps = _split_operand(steps)
     if steps[:1] != [("CALL", 1)] or len(steps) < 3:
         return True
+    if has_self and operand in ([("LOAD_FAST", "self")], [("LOAD_DEREF", "self")]):
+        return False
     opname, name = steps[1]
     if opname in (*_ATTRIBUTES, "STORE_ATTR"):
         return name not in _SAME and (hasattr(int, name) or hasattr(float, name))
@@ -182,7 +196,20 @@ def _tells_type(steps: list[tuple[str, Any]]) -> bool:
     return not is_asked or not is_other or path[-1] in ("int", "float")
 
 
-def _split_path(steps: list[tuple[str, Any]]) -> tuple[list[Any], list[tuple[str, Any]]]:
+def _split_operand(steps: _Steps) -> tuple[_Steps, _Steps]:
+    """The instructions that load `a.b[i].c`, and those after them; none where it is another."""
+    depth = 0
+    for end, (opname, _) in enumerate(steps):
+        if opname == "BINARY_SUBSCR":
+            depth -= 1
+        elif opname.startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CONST")):
+            depth += 1
+        elif opname not in _ATTRIBUTES:
+            return (steps[:end], steps[end:]) if depth == 1 else ([], steps)
+    return [], steps
+
+
+def _split_path(steps: _Steps) -> tuple[list[Any], _Steps]:
     """The names of `a.b.c` that instructions load, and the instructions after them."""
     if not steps or not steps[0][0].startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF")):
         return [], steps

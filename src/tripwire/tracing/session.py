@@ -327,7 +327,7 @@ class Session:
                     holders.facts_of,
                     self._attributes_of,
                     inner,
-                    holders.is_planted,
+                    self._was_open,
                     self._may_be_another,
                 )
             self._kept = len(planner.tensors)
@@ -466,6 +466,13 @@ class Session:
             if found is None or not found.sources:
                 steps += plan_marks(tensor, {}, planner.plan)
         return steps
+
+    def _was_open(self, holder: Holder, key: Any) -> bool:
+        """Whether an open number lay there, and any of it may be another on the next call."""
+        if not self.state.reach.holders.is_planted(holder, key):
+            return False
+        shadow = self.state.shadow
+        return shadow is None or shadow.was_open_at(holder, key)
 
     def _may_be_another(self, holder: Holder, key: Any) -> bool:
         """Whether guards take what lies there as it is: an open number, or what is exchanged."""

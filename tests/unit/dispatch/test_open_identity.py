@@ -367,6 +367,36 @@ def test_a_type_is_passed_on_beside_other_arguments() -> None:
     check_compiles(fn, [(torch.ones(2), n, 1.0) for n in (2.0, 3.0, 4.0)], traces=3)
 
 
+class Layers:
+    """What caches of installed packages look like."""
+
+    def __init__(self) -> None:
+        self.items = [[1.5], [2.5]]
+        self.kinds = set()
+
+    def name(self, i):
+        self.kinds.add(type(self))
+        return type(self.items[i]).__name__
+
+
+def test_the_type_of_an_item_or_of_ones_own_object_may_be_asked_for() -> None:
+    layers = Layers()
+
+    def fn(x, n):
+        return x * n, layers.name(0)
+
+    check_compiles(fn, [(torch.ones(2), n) for n in (2, 3, 4, 5)], traces=2)
+
+
+def test_the_type_of_an_item_that_is_a_number_is_told() -> None:
+    def fn(x, pair):
+        return x * 2 if type(pair[0]) is int else x
+
+    compiled = tripwire.compile(fn, backend="eager")
+    for n in (2, 3, 4.0, 5, 6.0):
+        check_same(fn(torch.ones(2), [n, 1]), compiled(torch.ones(2), [n, 1]))
+
+
 def test_names_of_types_may_be_asked_for() -> None:
     def fn(x, n):
         told = [

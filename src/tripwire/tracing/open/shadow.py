@@ -146,6 +146,13 @@ class Shadow(RunLedger):
         planted = next((one for one in self.planted if one.spot == spot), None)
         return planted is not None and not self._is_among(planted, self.symbols.closed.keys())
 
+    def was_open_at(self, holder: Holder, key: Any) -> bool:
+        """Whether a number was planted, or some, and not all of them were closed."""
+        spot, closed = holder.kind.spot(holder.owner, key), self.symbols.closed
+        planted = [one for one in self.planted if one.spot == spot]
+        paths = [path for one in planted for path, _ in iter_numbers(one.value, one.path)]
+        return not paths or any((path, None) not in closed for path in paths)
+
     def _is_among(self, planted: Planted, closed: Set[Place]) -> bool:
         """Whether it was closed, or one of its numbers was."""
         paths = (path for path, _ in iter_numbers(planted.value, planted.path))

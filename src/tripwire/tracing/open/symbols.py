@@ -59,6 +59,7 @@ class Symbols:
         self.computed: dict[str, Any] = {}  # floats that Python computes, by expression
         self._leaves: dict[Any, frozenset[Any]] = {}  # of those: the symbols that they come of
         self.tables: dict[str, tuple[Any, ...]] = {}  # of which an open index picks one
+        self._shared: set[Any] = set()  # what was picked, and stands elsewhere in its table, too
 
     def make(self, value: Any, expression: str) -> Any:
         """A symbol for an int or a float that an expression gives."""
@@ -96,6 +97,8 @@ class Symbols:
             operands = [o.symbol.node.expr for o in made[1:] if is_open(o)]
             leaves = (self.leaves_of(expr.free_symbols) for expr in operands)
             self._leaves[symbol.node.expr] = frozenset().union(*leaves)
+            if made[0] is operator.getitem and made[1].count(value) > 1:
+                self._shared.add(symbol.node.expr)
         return self.computed[text]
 
     def is_computed(self, expr: Any) -> bool:
@@ -128,8 +131,8 @@ class Symbols:
         return self._symbols[expr]
 
     def note_closed(self, symbols: Iterable[Any], why: str) -> None:
-        """These are fixed from now on."""
-        for place in self._places_of(symbols):
+        """These are fixed from now on; not the index of a number that a list has twice."""
+        for place in self._places_of(set(symbols) - self._shared):
             self.closed.setdefault(place, why)
 
     def is_news(self, symbol: Any) -> bool:
