@@ -209,6 +209,11 @@ class Item(Source):
     owner: Source
     key: object
 
+    def __eq__(self, other: object) -> bool:
+        # As tuples, which look at identity first: a key may be nan or a tensor. From Python 3.13 on
+        # the method that dataclass makes doesn't.
+        return type(other) is Item and (self.owner, self.key) == (other.owner, other.key)
+
     def __str__(self) -> str:
         return f"{self.owner}[{spell_key(self.key)}]"
 
