@@ -416,7 +416,6 @@ class Account:
             for name, tally in tallies.items():
                 if kind is not StepKind.LOCAL or name in self.arguments:
                     steps[Step(kind, name)] = tally.freeze()
-        refused = self.refused
         return Uses(
             self.lines(self.attributes),
             self.lines(self.globals),
@@ -425,7 +424,7 @@ class Account:
             frozenset(self.imports),
             self.dynamic,
             self.opens_self,
-            refused and (refused[0], self.lines({refused[0]: refused[1]})[refused[0]]),
+            self.refused,
             self.lines(self.passed),
             steps,
             self.computes_names,

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from tripwire.env import is_installed_file, is_library_file, torch_path
+from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (
@@ -124,12 +125,13 @@ class ReadSet:
         return [code for code in self._codes if not is_library_file(code.co_filename)]
 
     @cached_property
-    def refused(self) -> tuple[str, str] | None:
-        """What a user's function names that reads can't be told of, and its line."""
+    def refused(self) -> tuple[str, SourceRange] | None:
+        """What a user's function names that reads can't be told of, and where."""
         for code in self._users:
             found = find_uses(code).refused
             if found is not None:
-                return found[0], f"{code.co_filename}:{found[1]}"
+                name, offset = found
+                return name, SourceRange((code, offset))
         return None
 
     @cached_property

@@ -72,7 +72,7 @@ class Uses:
     imports: frozenset[str]  # as written, relative ones with their dots
     has_dynamic_names: bool  # attributes are read or written under computed names
     opens_self: bool  # the same, but of `self` only: `self.__dict__`, `super().__setattr__(k, v)`
-    refused: tuple[str, int] | None  # reaches code, frames or objects behind our back
+    refused: tuple[str, int] | None  # reaches code, frames or objects behind our back; its offset
     passed: dict[str, int]  # globals and attributes that are handed to a call
     steps: dict[Step, Use]
     computes_names: bool = False  # `getattr` and its kin are given names that aren't constants

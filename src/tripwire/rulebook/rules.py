@@ -158,7 +158,10 @@ _TAKES_SIZES = words(
     "tril triu roll combinations cartesian_prod"
 )
 _SPLITS = words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
-_STORAGE = "it gives access to a tensor's memory, and tripwire can't see what is done with it."
+_STORAGE = (
+    "it gives access to a tensor's memory, and tripwire can't see what is done with it. Do it "
+    "outside the traced function."
+)
 _CALLBACK = "it registers a Python function that would run later, outside the graph."
 _REFUSED = {
     **dict.fromkeys(

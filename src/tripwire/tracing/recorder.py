@@ -465,7 +465,7 @@ _HANDS_BACK_COMPILED = words(
 
 _GRAD_FN = (
     "`grad_fn` gives access to the autograd graph. Hooks on it, and what is read from it, would "
-    "be missing from the traced graph."
+    "be missing from the traced graph. Read it outside."
 )
 
 

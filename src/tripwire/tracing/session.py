@@ -422,8 +422,9 @@ class Session:
             name, place = reads.refused
             raise Refused(
                 "reads-frames",
-                f"{place}: `{name}` looks at frames, namespaces or code as a whole, so tripwire "
-                "can't tell what it reads.",
+                f"`{name}` looks at frames, namespaces or code as a whole, so tripwire can't tell "
+                "what it reads. Read the names that you need one by one.",
+                place,
             )
         if self.state.attribute_at is not None and reads.compares_identity:
             raise Refused(
@@ -432,8 +433,8 @@ class Session:
                 "`is`. The next call may find another tensor there. Compare outside.",
                 self.state.attribute_at,
             )
-        for refuse, place in self.state.reach.handed_on:
-            raise Refused(refuse.slug, f"{place}: {refuse.reason}")
+        for refuse, line in self.state.reach.handed_on:
+            raise Refused(refuse.slug, f"{line}: {refuse.reason}")
         reach = self.state.reach
         for value, path in (*reach.opaque, *(reach.drawing if reads.looks_behind_methods else ())):
             if reads.is_read(value, path):

@@ -160,6 +160,18 @@ def test_each_refusal_has_its_slug(call, slug) -> None:
     assert caught.value.slug == slug
 
 
+def test_code_that_looks_at_a_namespace_is_refused_with_its_line_and_advice() -> None:
+    def count(x):
+        y = x * 2
+        return y + len(globals())
+
+    with pytest.raises(tripwire.CannotTrace, match="one by one") as caught:
+        tripwire.compile(count, fullgraph=True)(X)
+    line = count.__code__.co_firstlineno + 2
+    assert caught.value.place == (__file__, line)
+    assert "return y + len(globals())" in str(caught.value)
+
+
 def test_a_branch_on_a_random_value_is_refused_with_its_line() -> None:
     with pytest.raises(tripwire.CannotTrace) as caught:
         tripwire.compile(random_branch, fullgraph=True)(X)
