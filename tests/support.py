@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -164,10 +165,10 @@ def forking(*modules: str) -> Iterator[Callable[..., subprocess.CompletedProcess
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-c", _FORKS, *modules]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(command, text=True, **pipes) as process,
-    ):
+    # Not a TemporaryDirectory: from Python 3.13 on, workers that multiprocessing forks drop what
+    # atexit knows, and with it this generator. They may not remove the folder.
+    folder = tempfile.mkdtemp()
+    with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
 
         def run(
@@ -185,6 +186,7 @@ def forking(*modules: str) -> Iterator[Callable[..., subprocess.CompletedProcess
             )
 
         yield run
+    shutil.rmtree(folder)
 
 
 @functools.cache
