@@ -22,18 +22,18 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from types import CodeType
 from typing import Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from tripwire.env import is_dispatch_file, is_library_file
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """One stack entry: a line, and the columns of the call in it where Python knows them."""
 
     file: str

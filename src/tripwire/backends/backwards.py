@@ -30,11 +30,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import fx
 from torch.autograd.function import FunctionMeta
 
@@ -253,8 +253,7 @@ class FirstRun(Settling):
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Backward:
+class _Backward(Struct, frozen=True):
     """The node of a compiled backward."""
 
     node: Any

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 from torch import fx
 
 from tripwire.backends.backwards import (
@@ -77,8 +77,7 @@ _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bflo
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
+class Cuts(Struct, frozen=True):
     """The calls of a graph that run uncompiled, and why."""
 
     why: dict[fx.Node, str]

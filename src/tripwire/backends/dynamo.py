@@ -15,10 +15,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import get_ident
 from time import monotonic, sleep
 from typing import Any
+
+from msgspec import Struct
 
 from tripwire.imports import import_dynamo
 from tripwire.rulebook.refusals import Refusal
@@ -56,8 +57,7 @@ def tell_of_reset(listener: Callable[[], None]) -> None:
 # --- torch.compile's own code, watched ---
 
 
-@dataclass(frozen=True, slots=True)
-class DynamoCompile:
+class DynamoCompile(Struct, frozen=True):
     """One compile of Dynamo's."""
 
     number: str  # such as 3/1: the second compile of its fourth frame

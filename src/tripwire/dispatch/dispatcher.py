@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic as now
 from typing import Any
 
+from msgspec.structs import replace
 from torch import nn
 
 from tripwire.backends import registry

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch.utils.checkpoint import _StopRecomputationError
 
 from tripwire.backends.backwards import Settling
@@ -103,8 +103,7 @@ def _describe_branches(trace: Trace, plan: Plan) -> Iterator[str]:
 _ON_THE_WAY = " (compared in the middle of the call)"
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(Struct, frozen=True):
     """Something of the world that an entry depends on, for people."""
 
     source: str
@@ -327,7 +326,7 @@ class Entry:
         took = self._took_ns[:TIMED]
         if len(took) < TIMED:
             return None
-        return Saving(self.hits - 1, TIMED, *self._in_torch_ns, int(median(took)))
+        return Saving(self.hits - 1, TIMED, *self._in_torch_ns, sorted(took)[TIMED // 2])
 
     # --- running ---
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import fx
 
 from tripwire.backends.registry import Runtime
@@ -288,8 +288,7 @@ def _shared(tensor: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[int]
 LARGEST_COPY = 1 << 18  # bytes that are copied before each run, at most
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorBefore:
+class _TensorBefore(Struct, frozen=True):
     """A tensor as it was before a run."""
 
     tensor: torch.Tensor
@@ -324,8 +323,7 @@ class _TensorBefore:
                 torch._C._autograd._unsafe_set_version_counter(*counted)
 
 
-@dataclass(frozen=True, slots=True)
-class _GradBefore:
+class _GradBefore(Struct, frozen=True):
     """The `.grad` of a tensor as it was before a run."""
 
     tensor: torch.Tensor
@@ -345,8 +343,7 @@ class _GradBefore:
             self.kept.put_back()
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Struct, frozen=True):
     """What a run may change, as it was before."""
 
     kept: tuple[_TensorBefore, ...]
@@ -367,8 +364,7 @@ class Saved:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
+class Undo(Struct, frozen=True):
     """Knows what one entry's runs change."""
 
     written: tuple[int, ...]  # positions among the inputs

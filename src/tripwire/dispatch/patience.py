@@ -24,12 +24,12 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from threading import get_ident
 from time import monotonic as now
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 from torch import nn
 
 from tripwire.dispatch.entry import Entry
@@ -169,8 +169,7 @@ class _Trust:
         self._left = min(self._most, self._left + 1)
 
 
-@dataclass(slots=True)
-class _Rest:
+class _Rest(Struct):
     """How long refused calls run as plain Python."""
 
     times: int = 0

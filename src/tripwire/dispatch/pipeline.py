@@ -29,15 +29,17 @@ tally.py counts. `Options.failures` records calls that fail.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import fx
 
 from tripwire.backends.backwards import (
@@ -133,8 +135,7 @@ class Witness(Protocol):
         """A call raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """How to compile."""
 
     backend: Backend
@@ -151,8 +152,7 @@ class Options:
     recompile_limit: int | None = None  # entries that are made at most
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(Struct, frozen=True):
     """What came of a call that no entry took."""
 
     run: Run
@@ -161,8 +161,7 @@ class Made:
     outcome: Entry | Refusal | None
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Struct, frozen=True):
     """A run that may become an entry: what it depends on is under watch. It isn't compiled yet."""
 
     run: Run
@@ -185,7 +184,7 @@ class Planned:
 
     def for_later(self) -> Planned:
         """The same without the call's result, which may die meanwhile."""
-        trace = replace(self.trace, result=None)
+        trace = dataclasses.replace(self.trace, result=None)
         return replace(self, run=replace(self.run, result=None, outputs=(), trace=trace))
 
     @contextmanager
@@ -213,8 +212,7 @@ class _Untaken(Exception):
     """The back end can't compile the graph with its open sizes and numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True):
     """The stages, for the calls of one callable."""
 
     target: Callable[..., Any]

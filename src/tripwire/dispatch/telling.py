@@ -19,13 +19,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
+from msgspec import Struct
 from torch import fx
 
 from tripwire import telemetry
@@ -57,8 +57,7 @@ _TOLD = ("fullgraph", "dynamic", "cache_size", "recompile_limit", "check", "back
 _LINES, _WIDTH = 6, 300  # of what a back end says: so many from its beginning and its end
 
 
-@dataclass(frozen=True, slots=True)
-class Callee:
+class Callee(Struct, frozen=True):
     """The callable that is compiled, for people: its name and where it is written."""
 
     name: str

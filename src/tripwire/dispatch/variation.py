@@ -15,11 +15,11 @@ import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 from torch import nn
 
 from tripwire.env import is_installed_file
@@ -443,8 +443,7 @@ def _iter_files(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
-@dataclass(slots=True)
-class _Closing:
+class _Closing(Struct):
     """A size, or a number that is passed, that isn't left open for a while."""
 
     why: str
@@ -452,8 +451,7 @@ class _Closing:
     rest: int  # of those, how many are left
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldNumber:
+class _HeldNumber(Struct, frozen=True):
     """A number that something of the world holds."""
 
     path: Source | None  # of what holds it

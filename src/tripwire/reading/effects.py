@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from tripwire.reading.holders import Holder, TensorFacts, Write
 from tripwire.reading.kinds import (
@@ -43,8 +43,7 @@ from tripwire.values.contents import at_once, elements_of, own_dict
 from tripwire.values.identity import same_plain
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenHolder:
+class WrittenHolder(Struct, frozen=True):
     """A holder, as a later call finds it: itself where it is anchored, else by its path."""
 
     kind: Kind
@@ -74,18 +73,15 @@ def refer_to(value: object) -> Callable[[], object]:
         return lambda: value
 
 
-class EffectStep:
+class EffectStep(Struct, frozen=True):
     """One write, to be done again."""
-
-    __slots__ = ()
 
     def apply(self, building: Building) -> None:
         """Write, with this call's values."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Put(EffectStep):
+class Put(EffectStep, frozen=True):
     """A value under a key."""
 
     place: WrittenHolder
@@ -96,8 +92,7 @@ class Put(EffectStep):
         self.place.kind.put(self.place.find(building), self.key, self.value.build(building))
 
 
-@dataclass(frozen=True, slots=True)
-class Drop(EffectStep):
+class Drop(EffectStep, frozen=True):
     """A key that is no longer there."""
 
     place: WrittenHolder
@@ -107,8 +102,7 @@ class Drop(EffectStep):
         self.place.kind.drop(self.place.find(building), self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class Extend(EffectStep):
+class Extend(EffectStep, frozen=True):
     """Elements at the end of a list."""
 
     place: WrittenHolder
@@ -119,8 +113,7 @@ class Extend(EffectStep):
         ELEMENTS.extend(self.place.find(building), built)
 
 
-@dataclass(frozen=True, slots=True)
-class Replace(EffectStep):
+class Replace(EffectStep, frozen=True):
     """All elements of a list."""
 
     place: WrittenHolder
@@ -132,8 +125,7 @@ class Replace(EffectStep):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite(EffectStep):
+class Rewrite(EffectStep, frozen=True):
     """All items of a dict, in a new order."""
 
     place: WrittenHolder
@@ -148,8 +140,7 @@ class Rewrite(EffectStep):
             self.place.kind.put(owner, key, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Count(EffectStep):
+class Count(EffectStep, frozen=True):
     """A counter that the run only adds to: its old value doesn't matter."""
 
     place: WrittenHolder
@@ -162,8 +153,7 @@ class Count(EffectStep):
         self.place.kind.put(owner, self.key, now + self.amount)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark(EffectStep):
+class Mark(EffectStep, frozen=True):
     """A Python attribute of a tensor, which the graph returns so that it can be marked."""
 
     tensor: PartPlan
@@ -174,8 +164,7 @@ class Mark(EffectStep):
         self.tensor.build(building).__dict__[self.name] = self.value.build(building)
 
 
-@dataclass(frozen=True, slots=True)
-class Unmark(EffectStep):
+class Unmark(EffectStep, frozen=True):
     """An attribute that a tensor no longer has."""
 
     tensor: PartPlan
@@ -185,8 +174,7 @@ class Unmark(EffectStep):
         self.tensor.build(building).__dict__.pop(self.name, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(Struct, frozen=True):
     """A tensor that the run replaces: fetched on every call, and any of its kind will do."""
 
     place: WrittenHolder
@@ -197,8 +185,7 @@ class Carried:
     spot: tuple[int, Any]  # where it lies, see Kind.spot
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Struct, frozen=True):
     """A counter; it must stay a number of its type."""
 
     place: WrittenHolder
@@ -207,8 +194,7 @@ class Counted:
     cls: type
 
 
-@dataclass(frozen=True, slots=True)
-class Volatile:
+class Volatile(Struct, frozen=True):
     """A source that the run read and changed."""
 
     source: Source
@@ -220,8 +206,7 @@ class Volatile:
     spot: tuple[int, Any] | None = None  # of what the run itself writes: see Kind.spot
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(Struct, frozen=True):
     """Everything that a run wrote outside tensors."""
 
     steps: tuple[EffectStep, ...]

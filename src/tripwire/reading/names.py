@@ -11,13 +11,13 @@ import builtins
 import dis
 import linecache
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
+from msgspec import Struct
 
 from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.ranges import PerCode, SourceRange
@@ -323,8 +323,7 @@ def _name_of(step: Source) -> str | None:
     return step.name if isinstance(step, (Attr, Global, Cell)) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Struct, frozen=True):
     """What a value was, in short: type and text."""
 
     cls: type
@@ -360,8 +359,7 @@ def fingerprint(value: object) -> Fingerprint:
     return Fingerprint(cls, text if len(text) <= 60 else text[:57] + "...")
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """One observation that compiled code depends on."""
 
     source: Source  # how to reach the value again

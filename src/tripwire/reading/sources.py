@@ -15,18 +15,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from msgspec import Struct, field
 from torch.utils import _pytree as pytree
 
 from tripwire.values.classes import find_in_class, hides_own, isinstance
 from tripwire.values.contents import cells_of, held_item, own_dict, spell_key
 
 
-@dataclass(frozen=True, slots=True)
-class Roots:
+class Roots(Struct, frozen=True):
     """Where sources begin: the call's arguments, and the traced callable's surroundings."""
 
     locals: Mapping[str, object]
@@ -34,10 +33,8 @@ class Roots:
     namespaces: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-class Source:
+class Source(Struct, frozen=True):
     """A path. Prints as the user would write it; `fetch` follows it."""
-
-    __slots__ = ()
 
     def fetch(self, roots: Roots) -> object:
         """The value that the path reaches now. Raises LookupError or AttributeError."""
@@ -54,8 +51,7 @@ class Source:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Local(Source):
+class Local(Source, frozen=True):
     """An argument of the call, by its parameter's name."""
 
     name: str
@@ -71,8 +67,7 @@ class Local(Source):
         return roots.locals[self.name]
 
 
-@dataclass(frozen=True, slots=True)
-class Global(Source):
+class Global(Source, frozen=True):
     """A module-level name. `module` is empty for the traced function's own module."""
 
     module: str
@@ -89,8 +84,7 @@ class Global(Source):
         return roots.namespaces[self.module][self.name]
 
 
-@dataclass(frozen=True, slots=True)
-class Imported(Source):
+class Imported(Source, frozen=True):
     """A Python module that the run imports by name."""
 
     name: str
@@ -106,8 +100,7 @@ class Imported(Source):
         return sys.modules[self.name]
 
 
-@dataclass(frozen=True, slots=True)
-class Running(Source):
+class Running(Source, frozen=True):
     """A function that ran: the traced one, or one that no path leads to."""
 
     name: str
@@ -125,8 +118,7 @@ class Running(Source):
         raise LookupError(f"no path leads to {self.name}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cell(Source):
+class Cell(Source, frozen=True):
     """A closure variable of a function; `function` is None for the traced one."""
 
     function: Source | None
@@ -149,8 +141,7 @@ class Cell(Source):
         return cells_of(function)[self.name].cell_contents
 
 
-@dataclass(frozen=True, slots=True)
-class TypeOf(Source):
+class TypeOf(Source, frozen=True):
     """The class of a value; its attributes are shared by every instance."""
 
     of: Source
@@ -170,8 +161,7 @@ class TypeOf(Source):
         return type(self.of.fetch(roots))
 
 
-@dataclass(frozen=True, slots=True)
-class Attr(Source):
+class Attr(Source, frozen=True):
     """An attribute, reached as `getattr` reaches it; of a class, what lies there.
 
     What a property stands before was read in the object's `__dict__`, and is reached there.
@@ -202,17 +192,11 @@ class Attr(Source):
         return getattr(owner, self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Item(Source):
+class Item(Source, frozen=True):
     """An element of a sequence or a mapping, or a child of a pytree node."""
 
     owner: Source
-    key: object
-
-    def __eq__(self, other: object) -> bool:
-        # As tuples, which look at identity first: a key may be nan or a tensor. From Python 3.13 on
-        # the method that dataclass makes doesn't.
-        return type(other) is Item and (self.owner, self.key) == (other.owner, other.key)
+    key: object  # may be nan or a tensor: structs compare by identity first
 
     def __str__(self) -> str:
         return f"{self.owner}[{spell_key(self.key)}]"
@@ -232,8 +216,7 @@ class Item(Source):
         return owner[self.key]
 
 
-@dataclass(frozen=True, slots=True)
-class Referent(Source):
+class Referent(Source, frozen=True):
     """What a weak reference or a context variable leads to."""
 
     owner: Source
@@ -254,8 +237,7 @@ class Referent(Source):
         return owner.get() if isinstance(owner, ContextVar) else owner()  # type: ignore[operator]
 
 
-@dataclass(frozen=True, slots=True)
-class Child(Source):
+class Child(Source, frozen=True):
     """The nth child of an object that is registered with pytree and has no nicer path."""
 
     owner: Source

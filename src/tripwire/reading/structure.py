@@ -13,13 +13,13 @@ import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sized
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 from torch.utils import _pytree as pytree
 
 from tripwire.env import is_library_module
@@ -48,8 +48,7 @@ from tripwire.values.numbers import find_ledger, is_open, plain
 _TENSOR = "tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class SameObject:
+class SameObject(Struct, frozen=True):
     """Equal only for one very object: what it holds can't be compared."""
 
     value: object
@@ -163,18 +162,15 @@ def holds_mutable(value: object) -> bool:
 # --- results -----------------------------------------------------------------------------
 
 
-class PartPlan:
+class PartPlan(Struct, frozen=True):
     """A step that builds one part of a result."""
-
-    __slots__ = ()
 
     def build(self, building: Building) -> object:
         """The part, made from this call's tensors."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Building:
+class Building(Struct, frozen=True):
     """One call's ingredients: the graph's outputs, the roots, and what was built so far."""
 
     tensors: tuple[torch.Tensor, ...]
@@ -184,8 +180,7 @@ class Building:
     numbers: tuple[float, ...] = ()  # this call's, of those that were open
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlan(PartPlan):
+class TensorPlan(PartPlan, frozen=True):
     """The graph's nth output."""
 
     index: int
@@ -194,8 +189,7 @@ class TensorPlan(PartPlan):
         return building.tensors[self.index]
 
 
-@dataclass(frozen=True, slots=True)
-class NumberPlan(PartPlan):
+class NumberPlan(PartPlan, frozen=True):
     """A number that was open, or a tuple of some that the world holds: this call's."""
 
     index: int
@@ -204,8 +198,7 @@ class NumberPlan(PartPlan):
         return building.numbers[self.index]
 
 
-@dataclass(frozen=True, slots=True)
-class TakenPlan(PartPlan):
+class TakenPlan(PartPlan, frozen=True):
     """A number out of a tensor that the graph returns for it."""
 
     tensor: PartPlan
@@ -214,8 +207,7 @@ class TakenPlan(PartPlan):
         return self.tensor.build(building).item()  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedPlan(PartPlan):
+class ComputedPlan(PartPlan, frozen=True):
     """What Python computes of such numbers."""
 
     function: Callable[..., object]
@@ -225,8 +217,7 @@ class ComputedPlan(PartPlan):
         return self.function(*[operand.build(building) for operand in self.operands])
 
 
-@dataclass(frozen=True, slots=True)
-class SamePlan(PartPlan):
+class SamePlan(PartPlan, frozen=True):
     """An object that came in with the call goes out as itself."""
 
     source: Source
@@ -240,8 +231,7 @@ class SamePlan(PartPlan):
         return self.source.fetch(building.roots)
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantPlan(PartPlan):
+class ConstantPlan(PartPlan, frozen=True):
     """A value without tensors, handed out as it is."""
 
     value: object
@@ -250,8 +240,7 @@ class ConstantPlan(PartPlan):
         return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class MadePlan(PartPlan):
+class MadePlan(PartPlan, frozen=True):
     """An object made by the run; `key` lets other places of the result be the same object."""
 
     key: int
@@ -265,8 +254,7 @@ class MadePlan(PartPlan):
         return building.shared[self.key]
 
 
-@dataclass(frozen=True, slots=True)
-class AgainPlan(PartPlan):
+class AgainPlan(PartPlan, frozen=True):
     """A second place that holds an object which was built before."""
 
     key: int

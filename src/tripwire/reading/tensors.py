@@ -19,11 +19,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
+from msgspec import Struct
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -372,8 +373,7 @@ def memory_of(storage: torch.UntypedStorage) -> Memory:
     return str(storage.device), int(storage.data_ptr() or -storage._cdata)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """A storage's bytes from before a write. The storage is held, so that its number is its own."""
 
     storage: torch.UntypedStorage

@@ -17,10 +17,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from msgspec import Struct
 from torch.autograd import forward_ad
 
 from tripwire.values.classes import isinstance
@@ -28,8 +28,7 @@ from tripwire.values.classes import isinstance
 Spelling = Callable[[object], str]  # the name that a guard function has for a value
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """A piece of state, how to read it, and when."""
 
     name: str  # for people
@@ -67,8 +66,7 @@ class Flag:
         return Answer(self, self.get())
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What was found before a run."""
 
     flag: Flag
@@ -175,8 +173,7 @@ _ask_matmul_precision = torch._C._get_float32_matmul_precision
 # --- torch.backends ---
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Struct, frozen=True):
     """A switch of torch.backends that changes what a call computes."""
 
     word: str  # torch's name for the question

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 
 class StepKind(Enum):
     """By what a value was loaded last."""
@@ -61,8 +63,7 @@ class Use:
     escapes: bool = field(default=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Uses:
+class Uses(Struct, frozen=True):
     """What one code object may read and write. Lines are those of the first occurrence."""
 
     attributes: dict[str, int]  # loaded by instruction, or spelled by a string constant

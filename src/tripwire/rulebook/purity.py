@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass, field, replace
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -29,6 +28,8 @@ from types import (
 from typing import Any
 
 import torch
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tripwire.env import is_library_module
 from tripwire.rulebook.rules import Refuse
@@ -128,8 +129,7 @@ LOGS = Refuse(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _ForUsers:
+class _ForUsers(Struct, frozen=True):
     """Pure if torch or the standard library calls it."""
 
     refuse: Refuse
@@ -138,8 +138,7 @@ class _ForUsers:
 _Verdict = Refuse | _ForUsers | None  # a reason goes on after the function's name; None: pure
 
 
-@dataclass(frozen=True, slots=True)
-class _ModuleRules:
+class _ModuleRules(Struct, frozen=True):
     """What a module's functions and classes do; a class's entry holds for its methods."""
 
     otherwise: _Verdict

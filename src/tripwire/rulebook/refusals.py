@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from tripwire.errors import CannotTrace
 from tripwire.ranges import NOWHERE, SourceRange
 
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from tripwire.reading.sources import Source
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why, and at which line of the user's."""
 
     slug: str
@@ -63,8 +64,7 @@ class Writer:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True):
     """Why an entry doesn't fit a call: what differed."""
 
     source: str

@@ -11,7 +11,6 @@ import copy
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache
 from types import (
     BuiltinFunctionType,
@@ -23,6 +22,8 @@ from types import (
 from typing import Any, Literal
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from tripwire.env import is_library_module, is_own_file, torch_path
@@ -32,8 +33,7 @@ from tripwire.values.classes import isinstance
 GETATTR, SETATTR, DELATTR = getattr, setattr, delattr
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenArguments:
+class WrittenArguments(Struct, frozen=True):
     """Arguments that a call changes, although neither its name nor a version counter shows it."""
 
     arguments: tuple[tuple[int, str], ...]  # positions and names
@@ -77,8 +77,7 @@ _IN_TORCH = {
 UNCOUNTED = frozenset(_IN_TORCH)  # of what these change, version counters may not tell
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """Recorded as one node."""
 
     op: Literal["call_function", "call_method"]
@@ -96,8 +95,7 @@ class Call:
     as_it_is: str | None = None  # why no compiler may look inside; None: it may
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """Reads metadata only; never recorded."""
 
     name: str
@@ -106,8 +104,7 @@ class Query:
     of_grad: bool = False  # whether a gradient is wanted, and what would compute it
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Can't be followed."""
 
     slug: str

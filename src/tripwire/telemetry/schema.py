@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -356,7 +357,11 @@ def _cut(text: str) -> str:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=make_plain)
-_decoder: msgspec.json.Decoder[Header | Event] = msgspec.json.Decoder(Header | Event)
+
+
+@cache  # it takes as long to make as ten modules of tripwire to import
+def _decoder() -> msgspec.json.Decoder[Header | Event]:
+    return msgspec.json.Decoder(Header | Event)
 
 
 def encode(event: Header | Event) -> bytes:
@@ -433,4 +438,4 @@ def _measure(line: bytes) -> int:
 
 def decode(line: bytes) -> Header | Event:
     """The event of a line; raises `msgspec.MsgspecError` or `UnicodeDecodeError`."""
-    return _decoder.decode(line)
+    return _decoder().decode(line)

@@ -12,12 +12,12 @@ import io
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec import Struct
 
 from tripwire.files import check_no_link, make_folder, replacing
 from tripwire.telemetry import schema
@@ -74,8 +74,7 @@ def _tell_apart(process: schema.Header) -> str:
 _Long = schema.GraphCaptured | schema.GuardsBuilt | schema.WiresArmed | schema.ReadsSeen
 
 
-@dataclass(frozen=True, slots=True)
-class _Payload:
+class _Payload(Struct, frozen=True):
     """A payload of which more may come."""
 
     event: _Long

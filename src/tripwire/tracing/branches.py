@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from msgspec import Struct
 from torch import fx
 
 from tripwire.ranges import Scope, SourceRange
@@ -28,8 +28,7 @@ COMPARED = "Python uses its value"  # why no compiler takes a call that compares
 HOOKS = "hooks"  # the `op` of a branch that asks whether tensors have hooks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Branch:
+class Branch(Struct, frozen=True, eq=False):
     """One value taken out of a tensor: which call took it, from what, and what it was."""
 
     op: str  # `item`, `__bool__`, `tolist`, `shape`, ...

@@ -12,10 +12,10 @@ import functools
 import keyword
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import fx
 
 from tripwire.ranges import SourceRange

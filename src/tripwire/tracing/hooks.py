@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from types import CodeType
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from msgspec.structs import replace
 from torch import nn
 from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function

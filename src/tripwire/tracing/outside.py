@@ -21,11 +21,11 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 
 from tripwire.env import is_library_file, is_own_file
 from tripwire.ranges import SourceRange
@@ -48,15 +48,13 @@ class _Unsayable(Exception):
     """Something among the arguments that may not be the same at the end of the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Struct, frozen=True):
     """An f-string with open numbers in it, each with its format."""
 
     pieces: tuple[str | tuple[OpenInt | OpenFloat, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """A call that is made again at the end of each call."""
 
     function: Callable[..., object]
@@ -69,8 +67,7 @@ class Said:
     where: SourceRange
 
 
-@dataclass(frozen=True, slots=True)
-class Say(EffectStep):
+class Say(EffectStep, frozen=True):
     """The same, as a step of an entry."""
 
     function: Callable[..., object]
@@ -82,8 +79,7 @@ class Say(EffectStep):
         self.function(*args, **{name: arg.build(building) for name, arg in self.kwargs})
 
 
-@dataclass(frozen=True, slots=True)
-class TextPlan(PartPlan):
+class TextPlan(PartPlan, frozen=True):
     """The text of an f-string, with this call's numbers."""
 
     pieces: tuple[str | tuple[PartPlan, str], ...]
@@ -95,8 +91,7 @@ class TextPlan(PartPlan):
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _Waiting(Struct, frozen=True, eq=False):
     """An open number in an f-string whose text goes into a call that hasn't come yet."""
 
     frame: FrameType
@@ -326,8 +321,7 @@ _SPEAKERS = words("print debug info warning warn error critical fatal log")
 _NOTHING = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Texts:
+class _Texts(Struct, frozen=True):
     """The texts that are positional arguments of a call, and go nowhere else."""
 
     start: int  # the place of the call
@@ -498,8 +492,7 @@ def _is_known(logger: logging.Logger) -> bool:
     return finds is logging.Logger.findCaller and logging.getLogger(logger.name) is logger
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
+class _Log(Struct, frozen=True):
     """A message of a logger, from the line that logged it first."""
 
     level: int

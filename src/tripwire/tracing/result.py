@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 from torch import fx, nn
 
 from tripwire.errors import InputMismatch
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(Struct, frozen=True):
     """One graph input: a tensor, and every path that reached it."""
 
     name: str
@@ -70,8 +70,7 @@ class Input:
         return f"{self.name}: {self.meta} from {self.source}{also}"
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """A write of the run outside tensors that was still there at its end."""
 
     source: Source
@@ -80,8 +79,7 @@ class Effect:
         return str(self.source)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Completion:
+class Completion(Struct, frozen=True, eq=False):
     """What else a later call needs: effects to repeat, and what was reached, and how."""
 
     effects: Effects
@@ -105,8 +103,7 @@ class Completion:
     kept: int  # so many of the outputs, the first ones, are put somewhere by effects
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One node of a trace, with what is known of it."""
 
     node: fx.Node
@@ -128,8 +125,7 @@ class Row:
         return str(self.facts.scope)
 
 
-@dataclass(slots=True)
-class _LazyModule:
+class _LazyModule(Struct):
     """The graph's module: generated and compiled when it is first asked for."""
 
     graph: fx.Graph
@@ -339,8 +335,7 @@ def _changed(before: Traits, now: Traits) -> str:
     return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b) or "same traits"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceStatistics:
+class TraceStatistics(Struct, frozen=True):
     """How large a trace is."""
 
     inputs: int
@@ -420,8 +415,7 @@ def _fit(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One observed execution: the real result, and the trace or why there is none."""
 
     result: object

@@ -13,11 +13,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from tripwire.env import is_library_file, is_own_code
 from tripwire.imports import import_dynamo

@@ -17,11 +17,11 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from msgspec import Struct
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from tripwire.tracing.outside import Outside
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCall:
+class PythonCall(Struct, frozen=True):
     """A node that runs Python code of the user's."""
 
     function: Callable[..., Any]  # a custom function; or what ran hooks, or an operator in Python
@@ -102,16 +101,14 @@ UNCOUNTED = "tripwire_uncounted"  # of an input that the call changes, and its v
 PAST = "tripwire_past"  # of an input that is state, and was computed: a gradient goes on from it
 
 
-@dataclass(slots=True)
-class Inside:
+class Inside(Struct):
     """A forward that runs, and whether all its sizes follow from shapes so far."""
 
     is_plain: bool
     copied: str | None = None  # a call that returned its argument: compilers may make a copy
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Struct, frozen=True):
     """An object that entered the graph as it is, because no graph argument can spell it."""
 
     name: str

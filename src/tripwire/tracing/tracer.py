@@ -16,12 +16,12 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import fx
 from torch.utils import _pytree as pytree
 
@@ -46,8 +46,7 @@ from tripwire.tracing.state import CURRENT, TracingState
 from tripwire.values.classes import isinstance
 
 
-@dataclass(frozen=True, slots=True)
-class Tracer:
+class Tracer(Struct, frozen=True):
     """Traces callables, with these options:
 
     force_outplace: in-place calls are recorded in their out-of-place form.

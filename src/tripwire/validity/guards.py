@@ -13,12 +13,12 @@ import operator
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from keyword import iskeyword
 from types import BuiltinMethodType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (

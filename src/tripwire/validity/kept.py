@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Set
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint

@@ -9,11 +9,12 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tripwire.reading.effects import Carried
 from tripwire.reading.holders import Holder
@@ -60,8 +61,7 @@ _GLOBAL_HOOKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Guards and wires of one entry."""
 
     guards: Guards
@@ -498,8 +498,7 @@ def _are_one_place(sources: tuple[tuple[Source, bool], ...], carried: dict[str, 
     return len({None if one is None else one.spot for one in found}) == 1
 
 
-@dataclass(slots=True)
-class _Space:
+class _Space(Struct):
     space: dict[Any, Any]
     wanted: frozenset[Any] | None
     step: Callable[[Any], Source]

@@ -16,10 +16,10 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import fx, nn
 
 from tripwire.errors import raise_interruption
@@ -47,8 +47,7 @@ _HEAVY = words(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Probe:
+class Probe(Struct, frozen=True, eq=False):
     """Computes the values that Python took, from the inputs of a call."""
 
     key: str  # equal for probes that compute the same; a text knows its hash
@@ -133,8 +132,7 @@ def same_value(left: Any, right: Any) -> bool:
     return same_plain(left, right)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """Which values of a trace are computed before a call, and which are compared on its way."""
 
     past: Past
@@ -358,8 +356,7 @@ def _cost_of(node: fx.Node) -> int:
 # --- numbers that decide on sizes: the guard function computes them, for the graph to get ---
 
 
-@dataclass(frozen=True, slots=True)
-class Sounder:
+class Sounder(Struct, frozen=True):
     """Computes numbers, from the graph's inputs at these places."""
 
     labels: tuple[str, ...]  # what the guard function calls them

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Container, Sequence, Set
-from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Protocol
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tripwire.imports import find_native
 from tripwire.reading.names import fingerprint
@@ -29,8 +30,7 @@ STATE_IDS = "_state"  # among a guard function's globals: identities of what is 
 CAUGHT = (LookupError, AttributeError, RuntimeError, TypeError, ValueError, ArithmeticError)
 
 
-@dataclass(frozen=True, slots=True)
-class TableRow:
+class TableRow(Struct, frozen=True):
     """What C does for one line. Which fields count is up to the operation: see `_table.c`."""
 
     op: str
@@ -44,8 +44,7 @@ class TableRow:
     ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """A variable for what an expression gives."""
 
     name: str
@@ -225,8 +224,7 @@ def _ask_once(body: str, assigned: Container[str]) -> str:
 # --- the guard function ---
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One condition, and how to tell why it failed."""
 
     path: str  # in the user's words: L['x'].scale
@@ -250,8 +248,7 @@ Line = Assignment | Check
 Admits = Callable[[tuple[Any, ...], dict[str, Any]], tuple[torch.Tensor, ...] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Guards:
+class Guards(Struct, frozen=True):
     """The checks of one entry, compiled."""
 
     lines: tuple[Line, ...]  # in their order

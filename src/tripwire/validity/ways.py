@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import fx
 
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, describe, meta_of
@@ -72,8 +72,7 @@ class Crossing:
             self._ways.turns = 0
 
 
-@dataclass(slots=True, eq=False)
-class Ways:
+class Ways(Struct, eq=False):
     """The values that decide in the middle of an entry's calls."""
 
     branches: tuple[Branch, ...]  # in the order of their crossings
@@ -106,8 +105,7 @@ def _is_same(left: Branch, right: Branch) -> bool:
     return _place_of(left) == _place_of(right) and same_value(left.value, right.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """What calls before the last crossing do that must be undone. Positions among the inputs."""
 
     written: tuple[int, ...]

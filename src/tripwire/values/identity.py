@@ -14,11 +14,11 @@ import os
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeGuard
 
 import torch
+from msgspec import Struct
 from torch import nn
 
 from tripwire.env import is_library_file, is_library_module, is_stdlib_module
@@ -52,8 +52,7 @@ def is_library_class(cls: type) -> bool:
     return found is cls or not can_be_written(cls)
 
 
-@dataclass(frozen=True, slots=True)
-class StandsFor:
+class StandsFor(Struct, frozen=True):
     """Marks tripwire's code that a library's function runs for a while, as its last constant."""
 
     code: types.CodeType

@@ -10,10 +10,11 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import CO_GENERATOR
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from tripwire.env import find_wrapped, passes_on
 from tripwire.forks import free_in_children
@@ -23,8 +24,7 @@ from tripwire.values.identity import StandsFor, code_of, is_library_function
 _ABSENT = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(Struct, frozen=True):
     """One attribute that is replaced for a while by something made from the original."""
 
     owner: Any
@@ -105,8 +105,7 @@ def _build_detour(hook: object, code: CodeType) -> CodeType:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RarerCollections:
+class RarerCollections(Struct, frozen=True):
     """The garbage collector runs less often: its first threshold is higher.
 
     Code that makes many objects which stay alive would make it search everything in vain. Garbage

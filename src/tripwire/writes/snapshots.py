@@ -12,7 +12,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import zip_longest
@@ -20,6 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import Struct
 from torch import nn
 
 from tripwire.values.classes import isinstance
@@ -134,8 +134,7 @@ def _token(mark: object) -> object:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """Values by key: attributes, or items of a mapping, or the elements of a set."""
 
     keys: tuple[object, ...]
@@ -185,8 +184,7 @@ class Keys:
         return key if self.attribute else label_of(self.label, key)
 
 
-@dataclass(frozen=True, slots=True)
-class Positions:
+class Positions(Struct, frozen=True):
     """Values by position."""
 
     values: tuple[object, ...]

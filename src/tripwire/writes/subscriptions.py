@@ -14,9 +14,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
+
+from msgspec import Struct
 
 from tripwire.forks import make_lock
 from tripwire.values.classes import can_be_written, isinstance, mro, name_of
@@ -116,8 +117,7 @@ _NAMES = ("__setattr__", "__delattr__")
 _ABSENT = object()
 
 
-@dataclass(slots=True, eq=False)
-class AttributeWrite:
+class AttributeWrite(Struct, eq=False):
     """An attribute write that is under way."""
 
     name: object

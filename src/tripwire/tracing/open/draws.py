@@ -19,9 +19,10 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from tripwire.imports import find_native
 from tripwire.reading.effects import EffectStep, refer_to
@@ -46,8 +47,7 @@ AS_A_WHOLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(Struct, frozen=True):
     """One number out of a generator."""
 
     generator: Callable[[], object]  # keeps none alive
@@ -81,8 +81,7 @@ class Draw:
         return f"random.randrange({self.values})"
 
 
-@dataclass(frozen=True, slots=True)
-class Advance(EffectStep):
+class Advance(EffectStep, frozen=True):
     """The draws of a call, made."""
 
     draws: tuple[Draw, ...]

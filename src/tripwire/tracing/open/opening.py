@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from types import (
     BuiltinMethodType,
     CellType,
@@ -31,6 +30,7 @@ from types import (
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct, field
 
 from tripwire.env import LOCALS_ARE_COPIES, is_installed_file, is_library_file, is_own_code
 from tripwire.ranges import SourceRange
@@ -75,8 +75,7 @@ def spell_place(path: str, dim: int | None) -> str:
     return path if dim is None else f"{path}.shape[{dim}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """What of a call is left open, by the paths that lead there."""
 
     dims: Mapping[str, frozenset[int]] = field(default_factory=dict)  # of tensors
@@ -137,8 +136,7 @@ class Opening:
         return frozenset(dim for dim, size in found if self.everything or size in self.sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A question that the run asked about open numbers, or one that it closed."""
 
     text: str  # s0 < 512
@@ -152,8 +150,7 @@ class Decision:
         return f"decided at {self.where.short}: {self.text}"
 
 
-@dataclass(slots=True)
-class OpenTensor:
+class OpenTensor(Struct):
     """A tensor of the call whose sizes are open."""
 
     label: str  # its name in conditions
@@ -161,8 +158,7 @@ class OpenTensor:
     ref: weakref.ref[torch.Tensor] | None  # until the entry is made
 
 
-@dataclass(frozen=True, slots=True)
-class OpenNumber:
+class OpenNumber(Struct, frozen=True):
     """An int or a float of the call that is open."""
 
     label: str
@@ -174,8 +170,7 @@ class OpenNumber:
         return type(value) is self.kind and value == self.symbol.node.hint
 
 
-@dataclass(frozen=True, slots=True)
-class Planted:
+class Planted(Struct, frozen=True):
     """A number that the world holds and that is open, or a tuple with some; where calls find it."""
 
     place: WrittenHolder
@@ -186,8 +181,7 @@ class Planted:
     label: str  # its name in guards
 
 
-@dataclass(frozen=True, slots=True)
-class NumberInput:
+class NumberInput(Struct, frozen=True):
     """An input of the graph that is a number."""
 
     name: str

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import operator
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 from torch import fx
 
 from tripwire.ranges import SourceRange
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 LARGEST_SOUNDING = 128  # calls that lead to a number
 
 
-@dataclass(frozen=True, slots=True)
-class Sounding:
+class Sounding(Struct, frozen=True):
     """A number that is computed before a call."""
 
     label: str  # its name in conditions
