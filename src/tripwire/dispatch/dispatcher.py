@@ -278,6 +278,11 @@ class Dispatcher(telling.Followed):
         entries: tuple[Entry, ...],
         probed: dict[object, Any],
     ) -> Any:
+        key = key_of(self.target, args, kwargs)
+        is_resting = self._patience.is_resting(key)
+        if is_resting and self._failed is None and CURRENT.kept is None:
+            if self._check_stance(args, kwargs, probed):  # asked first: beside plain 1.6 → 1.2 µs
+                return self._run_meanwhile(args, kwargs, entries)
         if is_fx_tracing():  # arguments are proxies: they stand for anything
             return self._run_plainly(args, kwargs)
         if has_foreign_modes():
@@ -290,9 +295,8 @@ class Dispatcher(telling.Followed):
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
-        key = key_of(self.target, args, kwargs)
         changes: list[Mismatch] = []
-        may_trace = self._check_stance(args, kwargs, probed) and not self._patience.is_resting(key)
+        may_trace = self._check_stance(args, kwargs, probed) and not is_resting
         if may_trace and is_cut_off():
             self._refuse_to_compile(CUT_OFF, key)
         elif may_trace and not has_compiler_elsewhere(self.options.waits):
