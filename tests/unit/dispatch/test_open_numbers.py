@@ -546,6 +546,7 @@ USES = {
     "format": lambda n: (f"{n}", f"{n:>4}", str(n), repr(n), format(n, "d")),
     "math": lambda n: (math.sqrt(n), math.ceil(n / 2), math.gcd(n, 4), math.log2(n)),
     "numpy": lambda n: (float(np.sqrt(n)), int(np.prod([n, 2])), np.zeros(n).shape),
+    "numpy of a float": lambda n: (float(np.exp(-0.1 * n)), float(np.tanh(n / 7) + 1)),
     "json": lambda n: json.dumps({"n": n, "half": n / 2}),
     "min and max": lambda n: (min(n, 4), max(n, 4), sum([n, n])),
     "keys": lambda n: ({n: "a"}, n in {1, 2, 5}, {5: 1}.get(n)),

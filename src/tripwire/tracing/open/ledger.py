@@ -150,8 +150,9 @@ class RunLedger:
         if not is_taken(number):
             is_computed = isinstance(number, OpenFloat) and number.made is not None
             if is_computed:
-                decision = self._note_condition(operator.eq, number, number.value, True, by)
-                self.symbols.note_closed(number.symbol.node.expr.free_symbols, str(decision))
+                with self._state.aside():
+                    found = self._note_condition(operator.eq, number, number.value, True, by)
+                    self.symbols.note_closed(number.symbol.node.expr.free_symbols, str(found))
             else:
                 self._close(number.symbol, by)
         elif not self.is_asked(number):
