@@ -194,7 +194,7 @@ def _wrap_module_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         inside = self is not state.target
         if inside:
             if not state.open_modules:
-                state.modules.setdefault(self)
+                state.modules.setdefault(id(self), self)
             state.open_modules += 1
         try:
             _check_module(state, self)

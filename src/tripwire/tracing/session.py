@@ -575,7 +575,7 @@ class Session:
         users = (code for code in self.codes if not is_library_file(code.co_filename))
         if self.state.differentiates_again or any(map(differentiates_again, users)):
             return ()
-        return tuple(self.state.modules)
+        return tuple(self.state.modules.values())
 
     def _check_result(
         self, result: object, tensors: list[torch.Tensor], inputs: tuple[Input, ...]

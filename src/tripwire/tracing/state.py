@@ -173,7 +173,7 @@ class TracingState:
         self.refusal: Refusal | None = None
         self.raised = 0  # the identity of the last exception that a torch call raised by itself
         self.target: object = None  # what is traced
-        self.modules: dict[nn.Module, None] = {}  # called; those inside others left out
+        self.modules: dict[int, nn.Module] = {}  # called, by identity; those inside others left out
         self.open_modules = 0  # calls of such modules that go on
         self.differentiates_again = False  # gradients are asked for gradients
         self._graph = fx.Graph()

@@ -17,6 +17,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
+from torch import nn
 
 import tripwire
 from tripwire.telemetry.log import logging_to
@@ -455,3 +456,25 @@ def test_a_callable_that_answers_for_every_attribute_is_compiled(name, how):
     assert set(asked) <= {"gain", "__dict__"}
     assert str(tripwire.explain(compiled)).startswith("Answering")
     assert tripwire.preview(scaling, torch.ones(2)).name == cls.__qualname__
+
+
+class Hashed(nn.Module):
+    """A module with a hash of its own, as metrics have, which names what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + x.sum()
+        return self.total
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, id(self)))
+
+
+def test_no_hash_of_a_module_is_asked() -> None:
+    module, x = Hashed(), torch.ones(2)
+    compiled = tripwire.compile(lambda x: module(x) * 2, backend="eager", fullgraph=True)
+    assert [compiled(x).item() for _ in range(4)] == [4.0, 8.0, 12.0, 16.0]
+    assert compiled.statistics().traces <= 2
