@@ -56,6 +56,7 @@ class Input(Struct, frozen=True):
     meta: TensorMeta
     traits: Traits
     written: bool  # the run changed it in place
+    storage: int  # its memory, when the run reached it
 
     def build(self) -> torch.Tensor:
         """Another tensor of its kind; its values are anything."""
@@ -447,9 +448,9 @@ def build_inputs(state: TracingState) -> tuple[Input, ...]:
         node.meta[HELD] = is_written and any(map(_is_held, known.sources))
         if tensor is not None and is_written:
             node.meta[UNCOUNTED] = version_of(tensor) == state.versions[node]
-        rows.append(
-            Input(node.name, *_first_and_others(known.sources), facts.value, traits, is_written)
-        )
+        names = _first_and_others(known.sources)
+        storage = state.storages[node]
+        rows.append(Input(node.name, *names, facts.value, traits, is_written, storage))
     return tuple(rows)
 
 

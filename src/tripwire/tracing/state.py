@@ -135,6 +135,7 @@ class TracingState:
         self.before_backward: dict[fx.Node, tuple[Branch, ...]] = {}
         self.versions: dict[fx.Node, int | None] = {}  # inputs' version counters when lifted
         self.traits: dict[fx.Node, Traits] = {}
+        self.storages: dict[fx.Node, int] = {}  # of inputs, when lifted: `x.data = y` gives another
         self.branches: list[Branch] = []
         self.constants: list[Constant] = []
         self.exposed: list[Exposed] = []
@@ -269,6 +270,7 @@ class TracingState:
         self.memory.add_outside(tensor)
         self.inputs.append((known.node, known))
         self.traits[known.node] = traits_of(tensor)
+        self.storages[known.node] = storage_of(tensor)
         self.versions[known.node] = version_of(tensor)
         if self.shadow is not None:
             self.shadow.fakes.open(tensor, known.sources)

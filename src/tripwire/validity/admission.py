@@ -460,26 +460,35 @@ class Admission:
         if not any(wanted.written for wanted in self.trace.inputs):
             return
         by_id = {id(t): t for t in self.completion.tensors if t is not None}
+        # What memory each had when the run reached it: `x.data = y` gives it another.
+        pairs = zip(self.completion.tensors, self.trace.inputs, strict=True)
+        storages = {id(t): wanted.storage for t, wanted in pairs if t is not None}
         passed = [by_id[i] for i in writer.tensors if i in by_id]
+        began = [storages[id(tensor)] for tensor in passed]
         listed = ", ".join(n for i, n in writer.tensors.items() if i in by_id)
-        state = [storage_of(tensor) for i, tensor in by_id.items() if i not in writer.tensors]
+        state = [tensor for i, tensor in by_id.items() if i not in writer.tensors]
         if len(passed) > 1:
-            pattern, seen = writer.constant(_storage_pattern), _storage_pattern(*passed)
+            pattern, seen = writer.constant(_storage_pattern), _pattern(began)
             condition = f"{pattern}({listed}) == {seen!r}"
             writer.check("arguments", condition, "memory shared as when traced", "'otherwise'")
         if passed and state:
-            self.storages.update((storage, index) for index, storage in enumerate(state))
-            find = functools.partial(_find_storages, self.storages)
-            found = find(*passed)
+            places = {storages[id(tensor)]: index for index, tensor in enumerate(state)}
+            found = tuple(map(places.get, began))
             is_held = len(state) == len(self._held.tensors)  # else some is found on each call
-            self.shares_memory = not is_held or any(index is not None for index in found)
+            moves = is_held and any(storages[id(one)] != storage_of(one) for one in state)
+            self.shares_memory = not is_held or moves or any(i is not None for i in found)
+            if moves:
+                find = functools.partial(_find_storages_of, self._held)
+            else:
+                self.storages.update(places)
+                find = functools.partial(_find_storages, self.storages)
             condition = f"{writer.constant(find)}({listed}) == {found!r}"
             writer.check(
                 "arguments", condition, "memory shared with state as when traced", "'otherwise'"
             )
-        storages = Counter(map(storage_of, by_id.values()))
+        counts = Counter(storages.values())
         for tensor in passed:  # those that share memory: where each begins says what overlaps
-            if storages[storage_of(tensor)] > 1:
+            if counts[storages[id(tensor)]] > 1:
                 writer.check_offset("arguments", writer.tensors[id(tensor)], tensor)
 
 
@@ -513,12 +522,21 @@ def _are_others(values: tuple[object, ...], alike: tuple[Alike, ...]) -> bool:
 
 
 def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
-    storages = list(map(storage_of, tensors))
+    return _pattern(list(map(storage_of, tensors)))
+
+
+def _pattern(storages: list[int]) -> tuple[int, ...]:
     return tuple(map(storages.index, storages))
 
 
 def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int | None, ...]:
     return tuple(state.get(storage_of(tensor)) for tensor in tensors)
+
+
+def _find_storages_of(held: Held, *tensors: torch.Tensor) -> tuple[int | None, ...]:
+    """The same where runs give state other memory, so each call finds other."""
+    places = {storage_of(tensor): index for index, tensor in enumerate(held.tensors)}
+    return tuple(places.get(storage_of(tensor)) for tensor in tensors)
 
 
 def _fetch(item: Carried | Counted | Planted) -> object:

@@ -420,3 +420,49 @@ def test_a_dict_whose_keys_are_tensors_is_compared_by_which_they_are(backend, ki
     parts.pop()
     check(4)
     check(5)
+
+
+class Sharp:
+    """What sharpness-aware optimizers do: step away, look at the gradient there, and step back."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.base = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        self.parameters = list(net.parameters())
+        self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {p: {} for p in self.parameters}
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for p in self.parameters:
+            self.state[p]["old_p"] = p.data.clone()
+            p.add_(p.grad, alpha=0.05)
+        self.base.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for p in self.parameters:
+            p.data = self.state[p]["old_p"]
+        self.base.step()
+
+
+@pytest.mark.parametrize("alone", [(), (6,), (5, 7, 8)])
+def test_steps_that_give_parameters_their_old_data_again(alone) -> None:
+    """`alone`: steps without the first half, so that parameter and old data share memory."""
+    torch.manual_seed(0)
+    mine = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    its = copy.deepcopy(mine)
+    plain, other = Sharp(mine), Sharp(its)
+    second = tripwire.compile(other.second_step, backend="eager", fullgraph=True)
+    sides = (mine, plain, plain.second_step), (its, other, second)
+    for step in range(11):
+        x = torch.randn(3, 4)
+        for net, sharp, run in sides:
+            net(x).pow(2).mean().backward()
+            if step not in alone:
+                sharp.first_step()
+                net(x).pow(2).mean().backward()
+            run()
+            sharp.base.zero_grad()
+        torch.testing.assert_close(list(its.parameters()), list(mine.parameters()), rtol=0, atol=0)
+        held = [[sharp.state[p]["old_p"] for p in sharp.parameters] for _, sharp, _ in sides]
+        torch.testing.assert_close(*held, rtol=0, atol=0)
+    assert second.statistics().traces <= 3 + 2 * len(alone)
