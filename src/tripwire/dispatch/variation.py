@@ -87,7 +87,7 @@ class Variation:
         self._varying: set[str] = set()  # numbers
         self._world: dict[Spot, _HeldNumber] = {}  # numbers that it holds
         self._moving: set[Spot] = set()  # those of them that vary
-        self._fixed: set[Spot] = set()  # those that a run had to close
+        self._fixed: dict[Spot, _Closing] = {}  # those that a run had to close
         self.fixing: set[str] = set()  # calls of these names fix a float behind a compiler
         self._static: set[Place] = set()  # as marked
         self._closed: dict[Place, _Closing] = {}  # what a run, or its compiler, had to close
@@ -134,7 +134,7 @@ class Variation:
                 if isinstance(item, torch.Tensor) and str(step) not in self._sources:
                     self._look_at_marks(str(step), item)
                     self._compare(str(step), item)
-        for closing in at_once(self._closed.values):
+        for closing in (*at_once(self._closed.values), *at_once(self._fixed.values)):
             closing.rest -= 1
         dims = {
             path: frozenset(d for d in found if self._may_vary((path, d)))
@@ -148,7 +148,7 @@ class Variation:
         self._look_at_left(roots)
         found = self._look_at_world(roots)
         may_plant_there = not self._asks_for_types and _is_alone()
-        moving = self._moving - self._fixed if may_plant_there else set()
+        moving = self._find_moving(traces=0) if may_plant_there else set()
         spots = {spot: found[spot] for spot in moving if self._may_open(found[spot])}
         takes = self._takes or (self._counts and bool(numbers or spots or any(dims.values())))
         opening = Opening(
@@ -180,6 +180,11 @@ class Variation:
         closing = self._closed.get(place)
         return place not in self._static and (closing is None or closing.rest < 0)
 
+    def _find_moving(self, *, traces: int) -> set[Spot]:
+        """Numbers of the world that vary, and don't stay closed for so many traces more."""
+        fixed = at_once(self._fixed.items)
+        return self._moving - {spot for spot, closing in fixed if closing.rest >= traces}
+
     def _find_tensors(self, roots: Roots) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors of this call that are where earlier traces found some."""
         for path, source in at_once(self._sources.items):
@@ -208,7 +213,7 @@ class Variation:
             if owner is None or held.kind.spot(owner, held.key) != spot:
                 self._world.pop(spot, None)  # an identity may come again
                 self._moving.discard(spot)
-                self._fixed.discard(spot)
+                self._fixed.pop(spot, None)
                 self._note_exchanged(held.path)
                 continue
             now = found[spot] = held.kind.get(owner, held.key)
@@ -356,9 +361,12 @@ class Variation:
         before = {place: self._closed.pop(place, None) for place in shadow.symbols.find_open()}
         for place, why in closed.items():
             last = self._closed.get(place) or before.get(place)
-            rest = _REST if last is None else last.length * _REST
-            self._closed[place] = _Closing(why, rest, rest)
-        self._fixed |= shadow.find_closed(closed.keys())
+            self._closed[place] = _close_for_longer(last, why)
+        fixed = shadow.find_closed(closed.keys())
+        for spot in {one.spot for one in shadow.planted} - fixed:
+            self._fixed.pop(spot, None)
+        for spot in fixed:
+            self._fixed[spot] = _close_for_longer(self._fixed.get(spot))
         return has_learned
 
     def list_closed(self) -> list[str]:
@@ -396,7 +404,7 @@ class Variation:
             return False
         if self._compares_numbers:
             return False
-        opening, shadow = self._moving - self._fixed, trace.shadow
+        opening, shadow = self._find_moving(traces=1), trace.shadow
         if shadow is not None:  # it needed their values, and so will the next
             opening -= shadow.find_closed(shadow.symbols.closed.keys())
         return all(one.spot in opening and holds_numbers(one.before) for one in volatile)
@@ -444,11 +452,16 @@ def _iter_files(frame: FrameType | None) -> Iterator[str]:
 
 
 class _Closing(Struct):
-    """A size, or a number that is passed, that isn't left open for a while."""
+    """A size or a number that isn't left open for a while."""
 
     why: str
     length: int  # of the while, in traces
     rest: int  # of those, how many are left
+
+
+def _close_for_longer(last: _Closing | None, why: str = "") -> _Closing:
+    rest = _REST if last is None else last.length * _REST
+    return _Closing(why, rest, rest)
 
 
 class _HeldNumber(Struct, frozen=True):
