@@ -42,7 +42,7 @@ from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
-from tripwire.reading.uses import Computed, Step, StepKind, Use, Uses, join, merge
+from tripwire.reading.uses import Computed, Step, StepKind, Use, Uses, join, may_name_others, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import (
     SPECIAL,
@@ -400,7 +400,7 @@ class ReadSet:
         use = _UNUSED
         for path in paths:
             use = merge(use, self._use_at(path))
-        return use
+        return _WHOLE if may_name_others(use, container) else use
 
     def find_places(self, sequence: object) -> frozenset[int] | None:
         """The places of a list or tuple that are all that the executed code reads of it.
@@ -478,7 +478,8 @@ class ReadSet:
                 step, missing = Step(StepKind.LOCAL, name), _WHOLE
             case Item(base, key):
                 above = self._use_at(base)
-                if above.whole or above.attributes or self._is_own_container(base):
+                is_read = above.whole or above.attributes or may_name_others(above)
+                if is_read or self._is_own_container(base):
                     return _WHOLE
                 use = uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
                 return merge(use, self._from_the_end) if type(key) is int else use

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from tripwire.values.classes import isinstance
+from tripwire.values.identity import PLAIN
+
 
 class StepKind(Enum):
     """By what a value was loaded last."""
@@ -95,6 +98,15 @@ def merge(a: Use, b: Use) -> Use:
         a.whole or b.whole,
         a.escapes or b.escapes,
     )
+
+
+def may_name_others(use: Use, container: object = None) -> bool:
+    """Whether a computed key may be a key that the code spells elsewhere, or an object."""
+    if Computed.KEY not in use.stored_keys:
+        return False
+    is_spelled = bool(use.keys) or len(use.stored_keys) > 1
+    keys = dict.keys(container) if isinstance(container, dict) else ()
+    return is_spelled or any(id(type(key)) not in PLAIN for key in keys)
 
 
 def join(uses: Iterable[Uses]) -> Uses:
