@@ -145,6 +145,13 @@ def is_installed_file(filename: str) -> bool:
     return known or filename.startswith(_SITE_ROOTS)
 
 
+@cache
+def is_numpys_file(filename: str) -> bool:
+    """Whether a file is NumPy's, whose functions ask what they get for functions of its own."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and filename.startswith(os.path.dirname(str(numpy.__file__)) + os.sep)
+
+
 def torch_path(filename: str) -> str | None:
     """A file's path inside torch, with forward slashes; None for other files."""
     if not filename.startswith(_TORCH_ROOT):

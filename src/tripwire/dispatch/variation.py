@@ -49,7 +49,14 @@ from tripwire.tracing.casts import TAKING
 from tripwire.tracing.open.draws import CAN_DRAW
 from tripwire.tracing.open.opening import Opening, Place, Range, spell_place, spell_taken
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.values.classes import find_in_class, ids_of, is_exactly, is_namedtuple, isinstance
+from tripwire.values.classes import (
+    FLOATS,
+    find_in_class,
+    ids_of,
+    is_exactly,
+    is_namedtuple,
+    isinstance,
+)
 from tripwire.values.contents import at_once, bound_cells, dict_behind, elements_of, own_dict
 from tripwire.values.identity import PLAIN, VIEWS, is_containers_method
 from tripwire.values.numbers import are_variants, holds_numbers, iter_leaves, iter_numbers
@@ -232,7 +239,7 @@ class Variation:
 
     def _may_open(self, value: object) -> bool:
         """Whether a run may get another object for it: a tuple's identity may matter."""
-        return not self._compares_identity or is_exactly(value, int, float)
+        return not self._compares_identity or is_exactly(value, int, *FLOATS)
 
     def _look_at_numbers(self, source: Source, value: object) -> None:
         """See which numbers that are passed differ from what traces found."""

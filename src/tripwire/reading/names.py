@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from msgspec import Struct
 
-from tripwire.env import is_dispatch_file, is_library_file
+from tripwire.env import is_dispatch_file, is_library_file, is_numpys_file
 from tripwire.ranges import PerCode, SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.kinds import ABSENT
@@ -106,8 +106,11 @@ _global_names = PerCode(_find_global_names)
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`.
+    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`. NumPy asks
+    an open number for functions of its own, and gets no other (values/functions.py).
     """
+    if is_numpys_file(code.co_filename):
+        return False
     if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names) or returns_plain_number(code):
         return True
     if code.co_name == "__hash__" and not {"hash", "id"} & {*code.co_names}:

@@ -45,6 +45,7 @@ from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
 from tripwire.reading.uses import Computed, Step, StepKind, Use, Uses, join, may_name_others, merge
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import (
+    FLOATS,
     SPECIAL,
     class_dict,
     find_in_class,
@@ -213,7 +214,7 @@ class ReadSet:
         for name in names:
             pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
             found = [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == name]
-            if any(is_exactly(v, int, float) or hasattr(type(v), "__get__") for v in found):
+            if any(is_exactly(v, int, *FLOATS) or hasattr(type(v), "__get__") for v in found):
                 return False
             if not found and not (operand == (name,) and hasattr(builtins, name)):
                 return False

@@ -9,7 +9,8 @@
    A function behind lru_cache keeps a single int as it is, and anything else in a tuple: an open number
    would find nothing of what a plain one left there. remember() asks for the arguments to use.
 
-   A list takes the value of an index and gives what is there. find_item() asks what to give first.
+   A list takes the value of an index and gives what is there, as do tuples and NumPy's arrays. find_item()
+   asks what to give first.
 
    Python's random generators have one C function for all floats and one for all ints. Both are asked for
    through their method definitions, which every way to call them goes through.
@@ -35,7 +36,8 @@ static THREAD_LOCAL PyObject *closing; /* a function of a call's arguments: with
 static PyTypeObject *memo_type;        /* functools._lru_cache_wrapper */
 static ternaryfunc plain_memo;
 static THREAD_LOCAL PyObject *picking; /* a function of a list or tuple and an index */
-static binaryfunc plain_list_item, plain_tuple_item;
+static binaryfunc plain_list_item, plain_tuple_item, plain_array_item;
+static PyTypeObject *array_type; /* numpy.ndarray, or NULL */
 static THREAD_LOCAL PyObject *computing; /* a function of a C function and a tuple of arguments */
 static THREAD_LOCAL PyObject *drawing;   /* a function of a generator and bits, None for a float */
 static PyMethodDef *random_def, *bits_def; /* of _random.Random */
@@ -154,7 +156,10 @@ static PyObject *find_item(PyObject *owner, PyObject *index) {
         }
         Py_DECREF(found);
     }
-    return (PyList_Check(owner) ? plain_list_item : plain_tuple_item)(owner, index);
+    binaryfunc plain = PyList_Check(owner)    ? plain_list_item
+                       : PyTuple_Check(owner) ? plain_tuple_item
+                                              : plain_array_item;
+    return plain(owner, index);
 }
 
 /* Whether a function gets an open number or a tensor: as it is, or in the only argument. */
@@ -399,6 +404,9 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
             memo_type->tp_call = plain_memo;
             PyList_Type.tp_as_mapping->mp_subscript = plain_list_item;
             PyTuple_Type.tp_as_mapping->mp_subscript = plain_tuple_item;
+            if (plain_array_item != NULL) {
+                array_type->tp_as_mapping->mp_subscript = plain_array_item;
+            }
             swap_functions(0);
         }
         Py_CLEAR(answer);
@@ -416,11 +424,26 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
     Py_RETURN_NONE;
 }
 
+/* NumPy's arrays, once somebody has imported NumPy. */
+static int find_array_type(void) {
+    PyObject *name = array_type == NULL ? PyUnicode_FromString("numpy") : NULL;
+    PyObject *numpy = name == NULL ? NULL : PyImport_GetModule(name);
+    Py_XDECREF(name);
+    PyObject *found = numpy == NULL ? NULL : PyObject_GetAttrString(numpy, "ndarray");
+    Py_XDECREF(numpy);
+    if (found != NULL && PyType_Check(found) && n_answering == 0
+        && ((PyTypeObject *)found)->tp_as_mapping != NULL) {
+        array_type = (PyTypeObject *)Py_NewRef(found); /* for as long as the process lives */
+    }
+    Py_XDECREF(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static PyObject *start(PyObject *module, PyObject *args) {
     PyObject *function, *asked_of, *close, *pick, *compute, *wanted, *drawn;
     if (!PyArg_ParseTuple(args, "OO!OOOO!O:start", &function, &PyTuple_Type, &asked_of, &close,
                           &pick, &compute, &PyTuple_Type, &wanted, &drawn)
-        || find_memo_type() < 0 || find_functions(wanted) < 0
+        || find_memo_type() < 0 || find_array_type() < 0 || find_functions(wanted) < 0
         || (drawn != Py_None && find_generators() < 0)) {
         return NULL;
     }
@@ -442,6 +465,10 @@ static PyObject *start(PyObject *module, PyObject *args) {
         plain_tuple_item = PyTuple_Type.tp_as_mapping->mp_subscript;
         PyList_Type.tp_as_mapping->mp_subscript = find_item;
         PyTuple_Type.tp_as_mapping->mp_subscript = find_item;
+        if (array_type != NULL) {
+            plain_array_item = array_type->tp_as_mapping->mp_subscript;
+            array_type->tp_as_mapping->mp_subscript = find_item;
+        }
         swap_functions(1);
     }
     answer = Py_NewRef(function);

@@ -8,8 +8,8 @@ torch. Without the C module such a call closes the number.
 A function behind `lru_cache` gets plain numbers, and closes them: an open number would not find
 what was cached for a plain one.
 
-What a list or a tuple of numbers holds at an open index is open, too: `sigmas[i]`. The guard
-function has the numbers, which are part of what the run read, and picks one.
+What a list, a tuple or an array of numbers holds at an open index is open, too: `sigmas[i]`. The
+guard function has the numbers, which are part of what the run read, and picks one.
 
 Functions of `math`, `len`, and `min` and `max` of floats, or of ints out of tensors, are handled in
 the same way, under whatever name they were imported: they stay the same objects.
@@ -33,7 +33,8 @@ from tripwire.rulebook.rules import Target
 from tripwire.tracing.open.draws import draw
 from tripwire.tracing.recorder import Recorder
 from tripwire.tracing.state import CURRENT
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import FLOATS, NUMPY_FLOAT, is_exactly, isinstance
+from tripwire.values.identity import is_array
 from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
@@ -122,10 +123,15 @@ def _answer(cls: type, value: Any) -> Any:
 
 
 def _pick(owner: Any, index: Any) -> Any:
-    """What a list or tuple of numbers has at an open index; NotImplemented: that is closed."""
+    """What numbers in a row have at an open index; NotImplemented: that is closed."""
     if not is_exactly(index, OpenInt) or not index.ledger.is_live():
         return NotImplemented
-    if not is_exactly(owner, list, tuple) or not 1 < len(owner) <= _LONGEST_TABLE:
+    if is_array(owner):
+        if owner.ndim != 1 or owner.dtype != NUMPY_FLOAT:
+            return NotImplemented
+    elif not is_exactly(owner, list, tuple):
+        return NotImplemented
+    if not 1 < len(owner) <= _LONGEST_TABLE:
         return NotImplemented
     table, size = tuple(owner), len(owner)
     is_one_kind = all(is_exactly(one, type(table[0])) and may_be_open(one) for one in table)
@@ -224,7 +230,8 @@ def _choose(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return NotImplemented
     numbers = tuple(of_run(ledger, one) for one in numbers)
     is_taken_out = any(map(is_taken, numbers))
-    are_floats = all(is_exactly(one, float, OpenFloat) for one in numbers)
+    kind = type(plain(numbers[0]))
+    are_floats = kind in FLOATS and all(is_exactly(plain(one), kind) for one in numbers)
     are_ints = is_taken_out and all(is_exactly(one, int, OpenInt) for one in numbers)
     if not (are_floats or are_ints):
         return NotImplemented

@@ -36,8 +36,8 @@ from tripwire.tracing.observe import Started, set_profile
 from tripwire.tracing.sizes import ask_tensor, find_decisive, find_inherited
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
 from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.functions import OF_NUMBERS
 from tripwire.values.numbers import (
-    OF_NUMBERS,
     OpenInt,
     close_values,
     is_open,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -254,7 +255,8 @@ class Admission:
         for number in shadow.numbers.values():
             if number.label not in writer.opened | sounded:  # nobody read it
                 writer.name_it(number.label, repr(number.symbol.node.hint))
-        writer.space |= {"math": math, "torch": torch, **shadow.symbols.tables}
+        modules = {"math": math, "numpy": sys.modules.get("numpy"), "torch": torch}
+        writer.space |= {**modules, **shadow.symbols.tables}
         writer.space["_as_tensor"] = functools.partial(torch.tensor, dtype=torch.float64)
         self._write_soundings(writer, fetched)
         inputs = map(_spell_input, self.trace.numbers)

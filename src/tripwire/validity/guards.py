@@ -152,12 +152,12 @@ class GuardWriter:
 
         One that another place of the same path holds has its name: they are equal.
         """
-        kind = number.kind.__name__
+        kind = number.kind.__name__ if id(number.kind) in PLAIN else self.constant(number.kind)
         if number.label in self.opened:
             condition = f"type({name}) is {kind} and {name} == {number.label}"
             self.check(path, condition, "one number", f"_fingerprint({name})")
             return
-        condition, expected = f"type({name}) is {kind}", f"a {kind}"
+        condition, expected = f"type({name}) is {kind}", f"a {number.kind.__name__}"
         if number.kind is int:
             condition = f"{condition} and {-LARGEST_OPEN} <= {name} <= {LARGEST_OPEN}"
             expected = "an int of 32 bits"
@@ -182,6 +182,8 @@ class GuardWriter:
             self._add_proxy(path, name, value)
         elif isinstance(value, torch.Tensor):
             self._add_tensor(path, name, value)
+        elif (opened := self._find_open(path, value)) is not None:
+            self.add_open(path, name, opened)
         elif id(type(value)) in PLAIN or type(value) is slice:
             self._add_plain(path, name, value)
         elif id(value) in self.variables:
@@ -191,6 +193,11 @@ class GuardWriter:
         else:
             self._alive.append(value)
             self._add_object(path, name, value)
+
+    def _find_open(self, path: str, value: object) -> OpenNumber | None:
+        """The open number that it is."""
+        found = None if self._shadow is None else self._shadow.numbers.get(path)
+        return found if found is not None and found.was(value) else None
 
     def _holds_open(self, path: str, value: object) -> bool:
         """Whether it is a tuple of which numbers are open."""
@@ -212,10 +219,6 @@ class GuardWriter:
     def _add_plain(self, path: str, name: str, value: object) -> None:
         found = f"_fingerprint({name})"
         cls = type(value)
-        opened = None if self._shadow is None else self._shadow.numbers.get(path)
-        if opened is not None and opened.was(value):
-            self.add_open(path, name, opened)
-            return
         if cls in _SEVERAL:
             self.plain.append((name, value))
         if value is None or cls is bool or value is ...:

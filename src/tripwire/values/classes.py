@@ -125,6 +125,15 @@ def is_exactly(value: object, *kinds: type) -> bool:
     return False
 
 
+try:  # torch has imported it, where it is installed
+    import numpy
+except ImportError:
+    NUMPY_FLOAT: type = float
+else:
+    NUMPY_FLOAT = numpy.float64
+FLOATS: tuple[type, ...] = (float, NUMPY_FLOAT)  # a float of NumPy's is one of Python's, too
+
+
 def ids_of(*classes: type) -> frozenset[int]:
     """Classes that live for ever, by identity: a metaclass may have an `==` and a hash."""
     return frozenset(map(id, classes))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tripwire.values.classes import is_exactly, is_namedtuple, isinstance
+from tripwire.values.classes import FLOATS, NUMPY_FLOAT, is_exactly, is_namedtuple, isinstance
 from tripwire.values.identity import same_plain
 
 Symbol = torch.SymInt | torch.SymFloat
@@ -35,6 +35,9 @@ class Ledger(Protocol):
 
     def compute(self, made: tuple[Any, ...], value: Number) -> Any:
         """What comes of a function and its operands, as an open number where it is one."""
+
+    def can_call(self, function: Any) -> bool:
+        """Whether guards can call a function of NumPy's."""
 
     def sound(self, number: OpenInt) -> bool:
         """Give a number out of a tensor a symbol, if it can be computed before a call."""
@@ -87,7 +90,7 @@ def of_run(ledger: object, value: Any) -> Any:
 def holds_numbers(value: object) -> bool:
     """Whether it is an int or a float that may be left open, or a tuple with some in it."""
     cls = type(value)
-    if cls is int or cls is float:
+    if cls is int or cls in FLOATS:
         return True
     if not issubclass(cls, tuple):
         return False
@@ -108,7 +111,7 @@ def spell_items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def iter_numbers(value: Any, path: str) -> Iterator[tuple[str, Number]]:
     """The ints and floats that a value is, or holds in tuples, with their paths."""
-    if is_exactly(value, int, float):
+    if is_exactly(value, int, *FLOATS):
         yield path, value
     elif is_taken_apart(value):
         for step, item in spell_items(value, path):
@@ -121,7 +124,7 @@ def are_variants(left: Any, right: Any) -> bool:
         return False
     if is_taken_apart(left):
         return len(left) == len(right) and all(map(are_variants, left, right))
-    return is_exactly(left, int, float) or left is right or bool(same_plain(left, right))
+    return is_exactly(left, int, *FLOATS) or left is right or bool(same_plain(left, right))
 
 
 class _OffTheRun:
@@ -142,7 +145,12 @@ def _call_with_plain(func: Any, types: Any, args: Any = (), kwargs: Any = None) 
 
 
 def _is_number(value: object) -> bool:
-    return is_exactly(value, int, float, bool, OpenInt, OpenFloat)
+    return is_exactly(value, int, bool, *FLOATS, OpenInt, OpenFloat)
+
+
+def is_numpys(value: object) -> bool:
+    """Whether a number is a float of NumPy's, open or plain."""
+    return NUMPY_FLOAT is not float and is_exactly(plain(value), NUMPY_FLOAT)
 
 
 def _operand(ledger: object, value: Any) -> Any:
@@ -173,9 +181,18 @@ class OpenInt(_Open, torch.SymInt):
 
 
 class OpenFloat(_Open, torch.SymFloat):
-    """A float that isn't fixed."""
+    """A float that isn't fixed; its value is one of Python's or of NumPy's, and says so."""
 
-    __class__ = property(lambda self: float)
+    __class__ = property(lambda self: type(self.value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("value", "ledger"):  # it isn't made yet
+            raise AttributeError(name)
+        if name == "item" and is_numpys(self):
+            return lambda: self.ledger.compute((float, self), float(self.value))
+        if hasattr(self.value, name) and self.ledger.is_live():
+            self.ledger.close(self, name)
+        return getattr(self.value, name)
 
 
 # --- arithmetic --------------------------------------------------------------------------------
@@ -197,7 +214,8 @@ def _arithmetic(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         left, right = _operand(ledger, left), _operand(ledger, right)
         if is_taken(left) or is_taken(right):
             return ledger.compute((compute, left, right), value)
-        if divides and is_open(right):  # compiled code would give infinity, or end the process
+        # Compiled code would give infinity, or end the process; NumPy's floats give infinity.
+        if divides and is_open(right) and right.value != 0:
             ledger.decide(operator.ne, right, 0, True)
         if not may_be_open(value) or not all(map(_is_finite, (plain(left), plain(right)))):
             return _close_all(self, other, name, value)
@@ -251,7 +269,7 @@ def may_be_open(value: Any) -> bool:
 
     A shape environment knows neither nan nor infinity.
     """
-    return is_exactly(value, int) or (is_exactly(value, float) and math.isfinite(value))
+    return is_exactly(value, int) or (is_exactly(value, *FLOATS) and math.isfinite(value))
 
 
 def _power(*, is_reflected: bool) -> Callable[..., Any]:
@@ -306,11 +324,11 @@ _LARGEST_EXACT = 2**53  # int that floats have all of, up to here
 
 
 def _is_float(value: object) -> bool:
-    return is_exactly(value, float, OpenFloat)
+    return is_exactly(value, *FLOATS, OpenFloat)
 
 
 def _is_finite(value: Number) -> bool:
-    return math.isfinite(value) if is_exactly(value, float) else True
+    return math.isfinite(value) if is_exactly(value, *FLOATS) else True
 
 
 def _close_for(self: Any, other: object, by: str, compute: Callable[[], Any]) -> Any:
@@ -395,9 +413,9 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
     compare = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
-        if not _is_number(other):  # NumPy's floats are floats, and answer with a bool of NumPy's
+        if not _is_number(other):
             return _close_for(self, other, name, lambda: compare(self.value, other))
-        answer = bool(compare(self.value, plain(other)))
+        answer = compare(self.value, plain(other))  # NumPy's floats give a bool of NumPy's
         ledger = find_ledger(self, other)
         if ledger is None:
             return answer
@@ -406,8 +424,9 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
         if not is_from_tensor and not is_finite:
             if is_exactly(self, OpenInt) and not is_open(other):
                 return answer  # every int compares alike with infinity, and with nan
-            return bool(_close_all(self, other, name, answer))
-        return ledger.decide(compare, _operand(ledger, self), _operand(ledger, other), answer)
+            return _close_all(self, other, name, answer)
+        ledger.decide(compare, _operand(ledger, self), _operand(ledger, other), bool(answer))
+        return answer
 
     return method
 
@@ -528,40 +547,6 @@ _complete(OpenFloat, float, "add sub mul truediv floordiv mod")
 # In the words of errors that they raise, and of code that asks for the names of types.
 OpenInt.__name__ = OpenInt.__qualname__ = "int"
 OpenFloat.__name__ = OpenFloat.__qualname__ = "float"
-
-
-# --- torch's functions of numbers ---------------------------------------------------------------
-# They take an open number for a symbol, and give symbols. What they do with plain numbers leaves
-# open ones open.
-
-
-def _sym_max(left: Any, right: Any) -> Any:
-    return _promote(right if right > left else left, left, right)
-
-
-def _sym_min(left: Any, right: Any) -> Any:
-    return _promote(right if right < left else left, left, right)
-
-
-def _promote(number: Any, *operands: Any) -> Any:
-    return float(number) if any(map(_is_float, operands)) else number
-
-
-def _sym_ite(condition: Any, found: Any, otherwise: Any) -> Any:
-    return found if condition else otherwise
-
-
-_SYM_MATH = "sqrt cos cosh sin sinh tan tanh asin acos atan log2"
-OF_NUMBERS: dict[object, Callable[..., Any]] = {
-    torch.sym_max: _sym_max,
-    torch.sym_min: _sym_min,
-    torch.sym_sum: sum,
-    torch.sym_ite: _sym_ite,
-    torch.sym_not: operator.not_,
-    torch.sym_float: float,
-    torch.sym_int: int,
-    **{getattr(torch, f"_sym_{name}"): getattr(math, name) for name in _SYM_MATH.split()},
-}
 
 
 # --- arguments of a call ------------------------------------------------------------------------

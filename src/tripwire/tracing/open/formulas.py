@@ -22,7 +22,7 @@ from tripwire.tracing.open.opening import NUMBER, NumberInput
 from tripwire.tracing.open.symbols import Symbols
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
 from tripwire.values.classes import is_exactly, isinstance
-from tripwire.values.numbers import OpenFloat, OpenInt, is_open, is_taken
+from tripwire.values.numbers import OpenFloat, OpenInt, is_numpys, is_open, is_taken
 
 
 class Formulas:
@@ -104,6 +104,7 @@ class Formulas:
 
     def _call(self, made: tuple[Any, ...]) -> fx.Node:
         operands = tuple(self.node_of(o) if is_open(o) else o for o in made[1:])
+        operands = tuple(float(o) if is_numpys(o) else o for o in operands)
         function: Any = made[0]
         if any(map(is_taken, made[1:])):
             function = IN_GRAPHS.get(function, function)

@@ -26,11 +26,12 @@ from tripwire.tracing.open.symbols import (
     BY_PYTHON,
     Symbols,
     is_exact,
+    is_of_numpy,
     is_open_symbol,
     spell_expression,
 )
 from tripwire.tracing.state import TracingState
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import FLOATS, is_exactly, isinstance
 from tripwire.values.numbers import Made, Number, OpenFloat, OpenInt, is_open, is_taken, symbolic
 
 _LONGEST = 60  # operations in an expression; longer ones are closed
@@ -71,11 +72,11 @@ class RunLedger:
                 number = self._wrap_taken(value, made)
                 self.formulas.note_made(number)
                 return number
-            of_floats = is_exactly(value, float) or any(is_exactly(o, OpenFloat) for o in made[1:])
+            of_floats = any(is_exactly(one, *FLOATS, OpenFloat) for one in (value, *made[1:]))
             if of_floats or made[0] in BY_PYTHON:
                 if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
                     return self._close_operands(made, value)
-                if is_exactly(value, float) and value == 0:  # no symbol knows which sign it has
+                if is_exactly(value, *FLOATS) and value == 0:  # no symbol knows which sign it has
                     self._note_zero(made, value)
                     return value
                 symbol = self.symbols.compute(made, value)
@@ -89,9 +90,13 @@ class RunLedger:
             self.note_decisions()
             return self._wrap(symbol, value, made)
 
+    def can_call(self, function: Any) -> bool:
+        """Whether guards can call a function of NumPy's."""
+        return is_of_numpy(function)
+
     def _note_zero(self, made: tuple[Any, ...], value: Number) -> None:
         """A float is zero in this run; others may come to another one."""
-        condition = f"_same({self.symbols.print_made(made)}, {value!r})"
+        condition = f"_same({self.symbols.print_made(made)}, {self.symbols.print(value)})"
         if condition not in self._conditions:
             self._conditions[condition] = None
             text = f"{self.symbols.spell_made(made)} == {value!r}"
@@ -119,8 +124,10 @@ class RunLedger:
             return number
 
     def _wrap_taken(self, value: Any, made: Made) -> Any:
-        cls: Any = OpenFloat if is_exactly(value, float) else OpenInt
-        number = cls(value, value, self, made, self.symbols.find_carrier(type(value)))
+        is_float = is_exactly(value, *FLOATS)
+        cls: Any = OpenFloat if is_float else OpenInt
+        carrier = self.symbols.find_carrier(float if is_float else int)
+        number = cls(float(value) if is_float else value, value, self, made, carrier)
         self._handed_out.append(weakref.ref(number))
         return number
 
@@ -193,7 +200,7 @@ class RunLedger:
                 self._ask(compare, asked, answer)
             return answer
         with self._state.aside():
-            if any(is_exactly(one, float, OpenFloat) for one in (left, right)):
+            if any(is_exactly(one, *FLOATS, OpenFloat) for one in (left, right)):
                 self._note_condition(compare, left, right, answer)
             else:
                 assert bool(compare(symbolic(left), symbolic(right))) == answer

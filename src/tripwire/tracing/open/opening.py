@@ -61,6 +61,13 @@ ARITHMETIC = words(
     "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
 )
 
+# Those that take a float of NumPy's for one of Python's.
+OF_NUMPYS = ARITHMETIC | words(
+    "pow pow_ __pow__ __ipow__ lerp lerp_ clamp clamp_ addcmul addcmul_ addcdiv addcdiv_ "
+    "_foreach_add _foreach_add_ _foreach_sub _foreach_sub_ _foreach_mul _foreach_mul_ "
+    "_foreach_div _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_lerp_"
+)
+
 Range = tuple[int | None, int | None]  # from, to; None: without an end
 Place = tuple[str, int | None]  # a path, and which of the sizes there
 

@@ -33,6 +33,7 @@ from tripwire.tracing.open.ledger import RunLedger
 from tripwire.tracing.open.opening import (
     ARITHMETIC,
     LARGEST_OPEN,
+    OF_NUMPYS,
     Decision,
     Opening,
     OpenNumber,
@@ -43,12 +44,13 @@ from tripwire.tracing.open.opening import (
 from tripwire.tracing.open.soundings import Soundings
 from tripwire.tracing.open.symbols import forget_environments, is_open_symbol
 from tripwire.tracing.state import FACTS, TracingState
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import FLOATS, is_exactly, isinstance
 from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
     attempt,
     holds_numbers,
+    is_numpys,
     is_open,
     is_taken,
     iter_leaves,
@@ -91,7 +93,7 @@ class Shadow(RunLedger):
         self, value: Any, path: str, is_wanted: Callable[[str], bool], label: str = ""
     ) -> Any:
         """A number that is open where it is to be; a tuple with such numbers; or the value."""
-        if is_exactly(value, int, float):
+        if is_exactly(value, int, *FLOATS):
             number = self.open_number(value, path) if is_wanted(path) else None
             return value if number is None else number
         if not self._opening.tuples or not holds_numbers(value):
@@ -165,7 +167,7 @@ class Shadow(RunLedger):
     def open_number(self, value: Any, path: str) -> OpenInt | OpenFloat | None:
         """Leave a number of the call open, if it can be."""
         # A shape environment knows neither nan nor infinity, nor the sign of zero.
-        if is_exactly(value, float) and (not math.isfinite(value) or value == 0):
+        if is_exactly(value, *FLOATS) and (not math.isfinite(value) or value == 0):
             return None
         if is_exactly(value, int) and abs(value) > LARGEST_OPEN:
             return None
@@ -246,7 +248,7 @@ class Shadow(RunLedger):
         """What `float` or `int` gives of an open number; NotImplemented: a plain one."""
         if number.ledger is not self or not self.is_live():
             return NotImplemented
-        if is_exactly(number, OpenFloat if cls is float else OpenInt):
+        if is_exactly(number.value, cls):
             return number
         return self.compute((cls, number), attempt(cls, number))
 
@@ -257,6 +259,9 @@ class Shadow(RunLedger):
         """
         if rule.name == "_pad_packed_sequence" and self.is_sized_by_values(given[0][0]):
             return  # it runs as it is, and so does what takes its result
+        for leaf in filter(is_numpys, filter(is_open, iter_leaves(given))):
+            if rule.name not in OF_NUMPYS:  # it may ask for the type
+                self.close(leaf, rule.name)
         for leaf in filter(is_taken, iter_leaves(given)):
             is_size = rule.name not in ARITHMETIC if is_exactly(leaf, OpenInt) else rule.of_shapes
             is_size = is_size or rule.name in _SIZED_BY_FLOATS

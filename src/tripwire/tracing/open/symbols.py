@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from tripwire.imports import import_dynamo
 from tripwire.tracing.open.opening import Place, spell_place
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import FLOATS, is_exactly, isinstance
 from tripwire.values.identity import same_plain
-from tripwire.values.numbers import LARGEST_SHIFT, OpenInt, is_open
+from tripwire.values.numbers import LARGEST_SHIFT, OpenInt, is_numpys, is_open, plain
 
 
 class _NotingEnvironment(ShapeEnv):
@@ -66,8 +67,8 @@ class Symbols:
         source = self.name_source(expression)
         symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
         make: Any = self.env.create_symintnode
-        if is_exactly(value, float):
-            make = self.env.create_symfloatnode
+        if is_exactly(value, *FLOATS):
+            value, make = float(value), self.env.create_symfloatnode
         return make(symbol, hint=value, source=source)
 
     def bound(self, symbol: Any, least: int, most: int) -> None:
@@ -212,10 +213,10 @@ class Symbols:
     def _compose(self, number: Any, write: Callable[[Any], str]) -> str:
         if is_exactly(number, tuple):
             return self._name_table(number)
-        if not is_open(number):
-            return repr(number)
-        if not is_open_symbol(number.symbol):
-            return repr(number.value)
+        if not is_open(number) or not is_open_symbol(number.symbol):
+            value = plain(number)
+            text = repr(float(value)) if is_numpys(value) else repr(value)
+            return f"numpy.float64({text})" if is_numpys(value) else text
         return _spell(number.made, write)
 
 
@@ -226,7 +227,14 @@ def _spell(made: tuple[Any, ...], write: Callable[[Any], str]) -> str:
     if form is not None:
         return form.format(*operands)
     module = "math." if made[0].__module__ == "math" else ""  # or of builtins
+    module = "numpy." if is_of_numpy(made[0]) else module
     return f"{module}{made[0].__name__}({', '.join(operands)})"
+
+
+def is_of_numpy(function: Any) -> bool:
+    """Whether NumPy has this function under its name."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and getattr(numpy, function.__name__, None) is function
 
 
 _SPELLED = {
