@@ -6,9 +6,9 @@ are by then. What is printed must be the same at the end as it was when it was p
 values, open numbers, tensors that aren't written afterwards, and containers of these, which are
 copied. Anything else is refused as before.
 
-An f-string would close the open numbers in it. It doesn't, if its text goes nowhere but into such
-a call: then the text is made anew on each call. Bytecode says where it goes; until the call comes,
-the number waits.
+An f-string would close the open numbers in it, and so would `"%d" % n` and `"{}".format(n)`. They
+don't, if the text goes nowhere but into such a call: then it is made anew on each call. Bytecode
+says where it goes (`texts`); until the call comes, the number waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import dis
 import functools
 import logging
 import operator
-import re
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
@@ -33,8 +32,16 @@ from tripwire.reading.effects import EffectStep
 from tripwire.reading.structure import Building, ConstantPlan, PartPlan, Planner
 from tripwire.reading.tensors import PLAIN_TENSORS, GeneratorStates, storage_of, version_of
 from tripwire.rulebook.refusals import Refusal, Refused
-from tripwire.rulebook.rules import words
 from tripwire.tracing.state import CURRENT, TracingState
+from tripwire.tracing.texts import (
+    SPEAKERS,
+    Field,
+    Notation,
+    Template,
+    Waiting,
+    find_calls,
+    take_apart,
+)
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import OpenFloat, OpenInt, close_values, is_open
@@ -46,12 +53,6 @@ if TYPE_CHECKING:
 
 class _Unsayable(Exception):
     """Something among the arguments that may not be the same at the end of the call."""
-
-
-class Template(Struct, frozen=True):
-    """An f-string with open numbers in it, each with its format."""
-
-    pieces: tuple[str | tuple[OpenInt | OpenFloat, str], ...]
 
 
 class Said(Struct, frozen=True):
@@ -80,27 +81,15 @@ class Say(EffectStep, frozen=True):
 
 
 class TextPlan(PartPlan, frozen=True):
-    """The text of an f-string, with this call's numbers."""
+    """A text, with this call's numbers."""
 
-    pieces: tuple[str | tuple[PartPlan, str], ...]
+    pieces: tuple[str | tuple[PartPlan, Notation], ...]
 
     def build(self, building: Building) -> object:
         return "".join(
-            piece if isinstance(piece, str) else format(piece[0].build(building), piece[1])
+            piece if isinstance(piece, str) else piece[1].write(piece[0].build(building))
             for piece in self.pieces
         )
-
-
-class _Waiting(Struct, frozen=True, eq=False):
-    """An open number in an f-string whose text goes into a call that hasn't come yet."""
-
-    frame: FrameType
-    at: int  # where the number is formatted
-    call: _Texts
-    number: OpenInt | OpenFloat
-    form: str
-    text: str
-    where: SourceRange
 
 
 class Outside:
@@ -108,7 +97,7 @@ class Outside:
 
     def __init__(self) -> None:
         self._said: list[Said] = []
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
 
     def say(
         self,
@@ -172,19 +161,25 @@ class Outside:
             kwargs = tuple((name, plan(value)) for name, value in said.kwargs.items())
             yield Say(said.function, tuple(args), kwargs)
 
-    # --- f-strings ---
+    # --- texts ---
 
     def wait(
-        self, state: TracingState, number: OpenInt | OpenFloat, form: str, frame: FrameType
+        self,
+        state: TracingState,
+        number: OpenInt | OpenFloat,
+        asks: str,
+        form: str,
+        frame: FrameType,
     ) -> bool:
         """Whether a number that is formatted stays open: its text goes into a call."""
         at = frame.f_lasti
         with state.aside():
-            calls = _find_calls(frame.f_code)
+            calls = find_calls(frame.f_code)
         for call in calls:
-            if any(at in text for text in call.texts):
-                text, where = format(number.value, form), state.capture_range(3)
-                self._waiting.append(_Waiting(frame, at, call, number, form, text, where))
+            waiting = Waiting(frame, at, call, number, asks, form, state.capture_range(3))
+            fields = (piece for text in call.texts for piece in text if isinstance(piece, Field))
+            if any(field.may_hold(waiting) for field in fields):
+                self._waiting.append(waiting)
                 return True
         return False
 
@@ -198,26 +193,23 @@ class Outside:
         """Numbers whose text went elsewhere are closed."""
         if shadow is not None:
             for waiting in self._waiting:
-                shadow.close_at(waiting.number, "format()", waiting.where)
+                shadow.close_at(waiting.number, f"{waiting.asks.strip('_')}()", waiting.where)
         self._waiting.clear()
 
     def _find_texts(self, frame: FrameType, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of the call that a frame makes now, with f-strings taken apart."""
-        here = {w.at: w for w in self._waiting if w.frame is frame and w.call.is_at(frame.f_lasti)}
-        texts = {pieces for waiting in here.values() for pieces in waiting.call.texts}
+        """Arguments of the call that a frame makes now, with texts taken apart."""
+        here = [w for w in self._waiting if w.frame is frame and w.call.is_at(frame.f_lasti)]
         matches = [
-            (pieces, index, template)
-            for pieces in texts
-            if any(at in here for at in pieces)
+            (pieces, index, *taken)
+            for pieces in {pieces for waiting in here for pieces in waiting.call.texts}
             for index, arg in enumerate(args)
-            if (template := _take_apart(arg, pieces, here)) is not None
+            if (taken := take_apart(arg, pieces, here)) is not None
         ]
         found = list(args)
-        for pieces, index, template in matches:
-            if sum(one == pieces or at == index for one, at, _ in matches) == 1:
+        for pieces, index, template, used in matches:
+            if sum(one[0] == pieces or one[1] == index for one in matches) == 1:
                 found[index] = template
-                done = {id(here[at]) for at in pieces if at in here}
-                self._waiting = [w for w in self._waiting if id(w) not in done]
+                self._waiting = [w for w in self._waiting if w not in used]
         return tuple(found)
 
 
@@ -309,120 +301,6 @@ def _has_handler(code: CodeType, place: int) -> bool:
         place = targets[0] + 2  # what a handler raises again goes to the next one around it
         if names[targets[0]] == "PUSH_EXC_INFO" and names.get(place) != "WITH_EXCEPT_START":
             return True
-
-
-# --- where the text of an f-string goes ---
-
-_Pieces = tuple[str | int | None, ...]  # a text, where something is formatted, or anything
-_SAFE = re.compile(
-    "LOAD_|BINARY_|COMPARE_OP|CONVERT_VALUE|STORE_FAST|POP_TOP|BUILD_|KW_NAMES|PUSH_NULL|UNARY_"
-)
-_SPEAKERS = words("print debug info warning warn error critical fatal log")
-_NOTHING = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"})
-
-
-class _Texts(Struct, frozen=True):
-    """The texts that are positional arguments of a call, and go nowhere else."""
-
-    start: int  # the place of the call
-    stop: int  # of the next instruction
-    texts: tuple[_Pieces, ...]
-
-    def is_at(self, place: int) -> bool:
-        """Whether a frame that is at a place makes this call: CPython may point behind it."""
-        return self.start <= place < self.stop
-
-
-@functools.lru_cache(maxsize=64)
-def _find_calls(code: CodeType) -> tuple[_Texts, ...]:
-    """The calls of a code that get formatted texts, and may print or log them.
-
-    Follows what is on the stack. After a jump, or an instruction that may copy, nothing is known.
-    """
-    calls: list[_Texts] = []
-    stack: list[_Pieces] = []
-
-    def pop(count: int) -> list[_Pieces]:
-        missing = [_ANYTHING] * (count - len(stack))
-        taken = [*missing, *stack[len(stack) - min(count, len(stack)) :]]
-        del stack[len(stack) - min(count, len(stack)) :]
-        return taken
-
-    steps = list(dis.get_instructions(code))
-    ends = [*(step.offset for step in steps[1:]), len(code.co_code)]
-    names: Any = ()  # of keywords, if the next call has some
-    has_names = False
-    for step, end in zip(steps, ends, strict=True):
-        name, count = step.opname, step.arg or 0
-        if step.is_jump_target:
-            stack.clear()
-        if name in ("KW_NAMES", "LOAD_CONST"):  # the latter right before CALL_KW
-            names, has_names = code.co_consts[count], name == "KW_NAMES"
-        if name in _NOTHING:
-            continue
-        if name == "LOAD_CONST":
-            stack.append((step.argval,) if isinstance(step.argval, str) else _ANYTHING)
-        elif name in ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"):
-            has_form = name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and count & 4)
-            pop(2 if has_form else 1)
-            stack.append((step.offset,))
-        elif name == "BUILD_STRING":
-            stack.append(tuple(piece for text in pop(count) for piece in text))
-        elif name in ("CALL", "CALL_KW"):
-            pop(name == "CALL_KW")
-            given = pop(count)
-            if has_names or name == "CALL_KW":
-                given, has_names = given[: -len(names)], False
-            texts = tuple(text for text in given if any(is_exactly(p, int) for p in text))
-            is_speaker = _SPEAKER in pop(2)
-            if texts and is_speaker:
-                calls.append(_Texts(step.offset, end, texts))
-            stack.append(_ANYTHING)
-        else:
-            if not _SAFE.match(name):
-                stack[:] = [_ANYTHING] * len(stack)
-            effect = dis.stack_effect(step.opcode, step.arg, jump=False)
-            pop(max(-effect, 0))
-            loads = name.startswith("LOAD_") and step.argval in _SPEAKERS
-            found = _SPEAKER if loads else _ANYTHING
-            if effect <= 0 and stack:
-                stack[-1] = found
-            stack += [found] * max(effect, 0)
-    return tuple(calls)
-
-
-_ANYTHING: _Pieces = (None,)
-_SPEAKER: _Pieces = (None, None)  # what is called `print`, or like a method of loggers
-
-
-def _take_apart(text: object, pieces: _Pieces, here: dict[int, _Waiting]) -> Template | None:
-    """An f-string's text with its numbers; None where it isn't this one, or may be read twice."""
-    if not isinstance(text, str):
-        return None
-    formatted = [piece for piece in pieces if not isinstance(piece, str)]
-    found = []
-    for anything in ("(.*?)", "(.*)"):
-        pattern = "".join(
-            re.escape(piece)
-            if isinstance(piece, str)
-            else f"({re.escape(here[piece].text)})"
-            if piece in here
-            else anything
-            for piece in pieces
-        )
-        match = re.fullmatch(pattern, text, re.DOTALL)
-        if match is None:
-            return None
-        spans = zip(formatted, match.regs[1:], strict=True)
-        found.append([(here[piece], *span) for piece, span in spans if piece in here])
-    if found[0] != found[1]:
-        return None
-    parts: list[str | tuple[OpenInt | OpenFloat, str]] = []
-    end = 0
-    for waiting, start, stop in found[0]:
-        parts += (text[end:start], (waiting.number, waiting.form))
-        end = stop
-    return Template((*parts, text[end:]))
 
 
 # --- print ---
@@ -530,7 +408,7 @@ def _find_speaker() -> FrameType:
 _METHODS = frozenset(
     function.__code__
     for owner in (logging.Logger, logging)
-    for name in _SPEAKERS
+    for name in SPEAKERS
     if isinstance(function := vars(owner).get(name), FunctionType)
 )
 

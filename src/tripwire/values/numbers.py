@@ -45,8 +45,11 @@ class Ledger(Protocol):
     def close(self, number: OpenInt | OpenFloat, by: str) -> None:
         """The number is its value from now on."""
 
-    def show(self, number: OpenInt | OpenFloat, form: str, frame: FrameType) -> None:
-        """A frame formats the number: that closes it, unless only a printed text gets it."""
+    def show(self, number: OpenInt | OpenFloat, asks: str, form: str, frame: FrameType) -> None:
+        """A frame calls a method that texts are made with: that closes the number.
+
+        Unless only a printed text gets it.
+        """
 
     def decide(self, compare: Any, left: object, right: object, answer: bool) -> bool:
         """Note how a question of the program's was answered."""
@@ -457,11 +460,19 @@ def _closing(name: str) -> Callable[..., Any]:
     return method
 
 
-def _format(self: Any, form: str) -> str:
-    ledger: Ledger = self.ledger
-    if ledger.is_live():
-        ledger.show(self, form, sys._getframe(1))
-    return format(self.value, form)
+def _showing(name: str) -> Callable[..., Any]:
+    """A method that texts are made with."""
+
+    def method(self: Any, *form: str) -> Any:
+        ledger: Ledger = self.ledger
+        if ledger.is_live():
+            ledger.show(self, name, "".join(form), sys._getframe(1))
+        return getattr(self.value, name)(*form)
+
+    return method
+
+
+_SHOWING = ("__format__", "__str__", "__int__", "__index__", "__float__")
 
 
 def _complete(cls: Any, base: type, arithmetic: str) -> None:
@@ -487,18 +498,12 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
     for name, function in _ROUNDINGS.items():
         setattr(cls, name, _rounding(function, name))
     cls.__bool__ = _is_true
-    cls.__format__ = _format
+    for name in _SHOWING:
+        if hasattr(base, name):
+            setattr(cls, name, _showing(name))
     kept = {*vars(cls), *_OF_EVERY_OBJECT}
-    for name in {
-        *dir(base),
-        "__index__",
-        "__int__",
-        "__float__",
-        "__hash__",
-        "__repr__",
-        "__str__",
-    }:
-        if name not in kept and (hasattr(base, name)):
+    for name in dir(base):
+        if name not in kept:
             member = getattr(base, name)
             if callable(member):
                 setattr(cls, name, _closing(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: UP031, UP032, F507  # texts as people write them
 import builtins
 import contextlib
 import io
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 import tripwire
-from tripwire.tracing.outside import _find_calls
+from tripwire.tracing.texts import Field, find_calls
 
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 STATE = SimpleNamespace(step=0, name="run")
@@ -134,6 +135,22 @@ def tell(total):
     print(f"total {total:.2f}")
 
 
+def by_percents(x):
+    rows, mean = x.shape[0], x.mean().item()
+    print("%5.1f%% of %s" % (mean, STATE.name), "%d" % mean, "(%s, %s)" % (mean, rows))
+    print("%(mean).3e %(mean)s" % {"mean": mean})
+    return x * 2
+
+
+def by_braces(x):
+    rows, mean = x.shape[0], x.mean().item()
+    print(
+        "{:.1f} of {name} {{{}}}".format(mean, rows, name=STATE.name), "{0}{0:>9.2f}".format(mean)
+    )
+    print(f"{mean!s}")
+    return x * 2
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("program", "traces"),
@@ -150,6 +167,8 @@ def tell(total):
         (texts_in_keywords, 2),
         (in_a_loop, 2),
         (in_a_helper, 2),
+        (by_percents, 2),
+        (by_braces, 2),
     ],
 )
 def test_compiled_calls_print_what_plain_ones_print(program, traces, backend, capsys) -> None:
@@ -222,6 +241,69 @@ def test_a_text_that_goes_elsewhere_holds_for_its_number(program, capsys) -> Non
         expected, text = program(x), capsys.readouterr().out
         torch.testing.assert_close(compiled(x), expected)
         assert capsys.readouterr().out == text
+
+
+class Text(str):
+    def __mod__(self, value):
+        return f"other {value}"
+
+
+def as_tuple(*values):
+    return values
+
+
+MIXED = {
+    "both open": lambda n, x: print("%d %d" % (n, n)),
+    "beside a plain one": lambda n, x: print("%d/%d" % (n, 5)),
+    "beside an equal one": lambda n, x: print("%d%d" % (1, n)),
+    "by name": lambda n, x: print("%(n)d %(m)d" % {"n": n, "m": 4}),
+    "in hexadecimals": lambda n, x: print("%x %o %#X" % (n, n + 1, 255)),
+    "as a float": lambda n, x: print("%.2f %g" % (n, n / 4)),
+    "a float as an int": lambda n, x: print("%d" % (n / 4)),
+    "a width": lambda n, x: print("%*d %d" % (3, 7, n)),
+    "a character": lambda n, x: print("%c" % n),
+    "an error": lambda n, x: print("%s %s|" % as_tuple(OSError(2, n), "3")),
+    "in a list": lambda n, x: print("%s %r" % as_tuple([n], 3)),
+    "a text of another class": lambda n, x: print(Text("%d") % n),
+    "a text that isn't constant": lambda n, x: print(("%d" if n else "%s") % n),
+    "braces": lambda n, x: print("{} {}/{}".format(n, 4, n * 2)),
+    "a nested width": lambda n, x: print("{:{w}} {}".format(3, 4, w=n)),
+    "an attribute": lambda n, x: print("{0.real} {0}".format(n)),
+    "a list in braces": lambda n, x: print("{0} {0[0]}".format([n])),
+    "named braces": lambda n, x: print("{n:>4}|{m}".format(n=n, m=4)),
+    "a format of an f-string": lambda n, x: print("{} {}".format(f"{n}", n)),
+    "kept": lambda n, x: print((text := "%d" % n), x * len(text)),
+    "formatted twice": lambda n, x: print("%s|" % ("%d" % n)),
+    "out of a tensor": lambda n, x: print("%d {}" % x.sum().item()),
+}
+
+
+@pytest.mark.parametrize("say", MIXED)
+def test_texts_by_percents_and_braces_are_those_of_the_call(say, capsys) -> None:
+    def program(x, n):
+        MIXED[say](n, x)
+        return x * n
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in (3, 4, 5, 11, 3, 4, 44):
+        x = torch.full((2,), float(number))
+        expected, text = program(x, number), capsys.readouterr().out
+        torch.testing.assert_close(compiled(x, number), expected)
+        assert capsys.readouterr().out == text
+
+
+def test_a_text_that_fails_leaves_its_numbers_to_nobody(capsys) -> None:
+    def program(x, n):
+        try:
+            print("%d %d" % (n, "a"))
+        except TypeError:
+            print("%d" % n)
+        return x * n
+
+    compiled = tripwire.compile(program, backend="eager")
+    for number in (3, 4, 5):
+        compiled(torch.ones(2), number)
+        assert capsys.readouterr().out == f"{number}\n"
 
 
 def test_the_text_of_a_keyword_is_not_taken_for_an_argument(capsys) -> None:
@@ -697,16 +779,20 @@ def test_the_texts_of_a_call_are_found() -> None:
     def tell(a, b):
         print("plain", f"{a:.1f}|{b}", end="")
 
-    (call,) = _find_calls(tell.__code__)
+    (call,) = find_calls(tell.__code__)
     (text,) = call.texts
-    assert [piece if isinstance(piece, str) else type(piece) for piece in text] == [int, "|", int]
+    assert [piece if isinstance(piece, str) else type(piece) for piece in text] == [
+        Field,
+        "|",
+        Field,
+    ]
 
 
 def test_calls_that_neither_print_nor_log_are_not_waited_for() -> None:
     def tell(a):
         return len(f"{a}") + int(max(f"{a}", key=print))
 
-    assert _find_calls(tell.__code__) == ()
+    assert find_calls(tell.__code__) == ()
 
 
 def test_a_text_that_is_copied_on_the_stack_is_in_no_call() -> None:
@@ -714,4 +800,4 @@ def test_a_text_that_is_copied_on_the_stack_is_in_no_call() -> None:
         print(text := f"{a}")
         return text
 
-    assert _find_calls(tell.__code__) == ()
+    assert find_calls(tell.__code__) == ()

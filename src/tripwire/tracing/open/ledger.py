@@ -231,11 +231,11 @@ class RunLedger:
             self.decisions.append(decision)
             self.symbols.note_closed(needed, str(decision))
 
-    def show(self, number: OpenInt | OpenFloat, form: str, frame: FrameType) -> None:
-        """A frame formats the number."""
+    def show(self, number: OpenInt | OpenFloat, asks: str, form: str, frame: FrameType) -> None:
+        """A frame asks the number for a text, or for what is in a text."""
         outside = self._state.outside
-        if outside is None or not outside.wait(self._state, number, form, frame):
-            self.close(number, "format()")
+        if outside is None or not outside.wait(self._state, number, asks, form, frame):
+            self.close(number, f"{asks.strip('_')}()")
 
     def close_at(self, number: OpenInt | OpenFloat, by: str, where: SourceRange) -> None:
         """The same as `close`, for what happened earlier."""
