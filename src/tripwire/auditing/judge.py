@@ -15,11 +15,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MethodType, NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
