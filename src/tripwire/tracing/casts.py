@@ -231,7 +231,8 @@ def _choose(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     numbers = tuple(of_run(ledger, one) for one in numbers)
     is_taken_out = any(map(is_taken, numbers))
     kind = type(plain(numbers[0]))
-    are_floats = kind in FLOATS and all(is_exactly(plain(one), kind) for one in numbers)
+    is_float = any(kind is one for one in FLOATS)  # a metaclass may have an `==`
+    are_floats = is_float and all(is_exactly(plain(one), kind) for one in numbers)
     are_ints = is_taken_out and all(is_exactly(one, int, OpenInt) for one in numbers)
     if not (are_floats or are_ints):
         return NotImplemented

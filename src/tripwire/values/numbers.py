@@ -92,10 +92,9 @@ def of_run(ledger: object, value: Any) -> Any:
 
 def holds_numbers(value: object) -> bool:
     """Whether it is an int or a float that may be left open, or a tuple with some in it."""
-    cls = type(value)
-    if cls is int or cls in FLOATS:
+    if is_exactly(value, int, *FLOATS):
         return True
-    if not issubclass(cls, tuple):
+    if not issubclass(type(value), tuple):
         return False
     return is_taken_apart(value) and any(map(holds_numbers, tuple.__iter__(value)))  # type: ignore[arg-type]
 
