@@ -303,7 +303,8 @@ class Recorder(TorchFunctionMode):
         parts = [self._record(torch.Tensor.__getitem__, sizes, dim) for dim in dims]
         if self.state.refusal is not None:
             return None
-        numbers = [shadow.hand_out(part) for part in parts]
+        where = self._range()
+        numbers = [shadow.hand_out(part, where) for part in parts]
         if name == "numel":
             return math.prod(numbers)
         return numbers[0] if is_exactly(value, int) else type(value)(numbers)

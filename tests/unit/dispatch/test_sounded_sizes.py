@@ -55,6 +55,28 @@ def by_a_share(x, lengths):
     return x[:, : int(24 * share)].sum(1)
 
 
+def of_chosen_columns(x, lengths):
+    chosen = x[:, x.sum(0) > 0]
+    weights = torch.ones(chosen.shape[1]) * 2
+    return chosen * weights, weights.sum()
+
+
+def with_loops(x, lengths):
+    """A graph's edges, each node's loop once."""
+    edges = torch.stack([torch.arange(24) % lengths[0], torch.arange(24) % lengths[1]])
+    edges = torch.cat([edges[:, edges[0] != edges[1]], torch.arange(9).repeat(2, 1)], 1)
+    weights = x.new_ones((edges.size(1),))
+    degrees = x.new_zeros(9).index_add(0, edges[1], weights)
+    return degrees, weights * degrees[edges[0]], edges.size(1)
+
+
+def chosen_after_a_write(x, lengths):
+    kept = x.clone()
+    kept[:, 3:] = 1
+    kept = kept[kept > 0]
+    return kept * torch.arange(len(kept))
+
+
 def decided(x, lengths):
     count = int(lengths[0])
     return x[:, :count].sum(1) if count > 4 else x[:, count:].sum(1)
@@ -110,6 +132,9 @@ PROGRAMS = {  # with at most this many traces
     "a number that was used before": (lambda: used_before, 2),
     "a cache that a tensor counts": (Cache, 3),
     "stored": (Kept, 2),
+    "chosen columns": (lambda: of_chosen_columns, 3),
+    "edges of a graph": (lambda: with_loops, 3),
+    "chosen after a write": (lambda: chosen_after_a_write, 3),
 }
 
 

@@ -111,16 +111,12 @@ class RunLedger:
         """What a graph gets for a number: a node, or its value where it was closed."""
         return number.value if self.is_asked(number) else self.formulas.node_of(number)
 
-    def hand_out(self, tensor: torch.Tensor, where: SourceRange | None = None) -> Any:
-        """A number for a tensor of one element that is the shadow's own: nobody changes it.
-
-        where: who takes it; None: it is a size that values decide on.
-        """
+    def hand_out(self, tensor: torch.Tensor, where: SourceRange) -> Any:
+        """A number for a tensor of one element that is the shadow's own: nobody changes it."""
         with self._state.aside():
             number = self._wrap_taken(tensor.item(), None)
             self.formulas.note_taken(number, tensor)
-            if where is not None:
-                self.soundings.note_taken(number, tensor, where)
+            self.soundings.note_taken(number, tensor, where)
             return number
 
     def _wrap_taken(self, value: Any, made: Made) -> Any:

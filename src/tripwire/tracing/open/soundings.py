@@ -1,9 +1,10 @@
 """Soundings: a number out of a tensor that is used as a size gets a symbol.
 
-`n = int(lengths.max())`, then `x[:, :n]`: shapes depend on the number, so the guard function must
-know it before the graph runs. Where a few calls lead from the inputs to the tensor, the guard
-function makes these calls first (`Sounder` in validity/probes.py), and takes the number for one
-that was passed. Only numbers that proved to vary are left open in this way; others are closed.
+`n = int(lengths.max())`, then `x[:, :n]`, or `torch.ones(len(x[mask]))`: shapes depend on the
+number, so the guard function must know it before the graph runs. Where a few calls lead from the
+inputs to the tensor, the guard function makes these calls first (`Sounder` in validity/probes.py),
+and takes the number for one that was passed. Only numbers that proved to vary are left open in this
+way; others are closed.
 """
 
 from __future__ import annotations
@@ -70,10 +71,7 @@ class Soundings:
             return False
         if number.made is not None:
             return all(map(self._may_sound, filter(is_taken, number.made[1:])))
-        found = self._taken.get(id(number))  # a size that values decide on isn't among them
-        if found is None:
-            return False
-        _, node, where = found
+        _, node, where = self._taken[id(number)]
         return where.short in self._varying and _is_near(node)
 
     def _open(self, number: Any) -> None:
