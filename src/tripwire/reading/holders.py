@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -42,6 +43,7 @@ from tripwire.reading.kinds import (
     NamesKind,
     SlotsKind,
     TableKind,
+    ThreadLocalKind,
     plain_key,
 )
 from tripwire.reading.reader import swap
@@ -139,12 +141,14 @@ def may_plant(owner: object, kind: Kind) -> bool:
         return False
     if isinstance(kind, ElementsKind) and len(elements_of(owner)) > _LONGEST:
         return False
+    if isinstance(kind, ThreadLocalKind) and not is_exactly(owner, threading.local):
+        return False  # its own code may run when another thread asks first
     return not isinstance(owner, (logging.Logger, logging.Manager))
 
 
 _PLANTED_IN = (
     *(AttributesKind, ItemsKind, NamesKind, CellsKind, SlotsKind, ClassDictKind),
-    ElementsKind,
+    *(ElementsKind, ThreadLocalKind),
 )
 _LONGEST = 64  # list whose numbers are looked at one by one
 _OF_LIBRARIES = (LibraryClassKind, LibraryNamesKind)

@@ -461,6 +461,13 @@ class ThreadLocalKind(Kind):
     def step(self, path: Source, key: Any) -> Source:
         return Attr(path, key)
 
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        space = owner.__dict__
+        return partial(dict.get, space, key), partial(dict.__setitem__, space, key)
+
+    def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
+        return id(owner.__dict__), key  # `vars(owner)` leads to it, too
+
 
 def is_link(value: object) -> bool:
     """Whether this is an entry of an lru_cache with a limit."""

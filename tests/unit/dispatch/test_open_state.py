@@ -357,6 +357,53 @@ def test_dynamic_false_opens_nothing() -> None:
     assert compiled.statistics().traces == 4
 
 
+def count_in(local):
+    local.steps += 1
+    return local.steps
+
+
+def count_in_its_dict(local):
+    vars(local)["steps"] += 1
+    local.steps += 1
+    return local.steps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("count", [count_in, count_in_its_dict])
+def test_each_thread_has_numbers_of_its_own_in_a_thread_local(count, backend) -> None:
+    local, twin = threading.local(), threading.local()
+    compiled = tripwire.compile(lambda x: x * count(local), backend=backend)
+
+    def calls(start, dtype):
+        local.steps = twin.steps = start
+        for number in range(4):
+            x = torch.ones(3, dtype=dtype) + number
+            assert torch.equal(compiled(x), x * count(twin))
+            assert local.steps == twin.steps
+            assert not is_open(local.steps)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        calls(1, torch.float32)
+        pool.submit(calls, 50, torch.float32).result()
+        calls(7, torch.float32)
+        assert compiled.statistics().traces == 2
+        pool.submit(calls, 90, torch.float64).result()
+        calls(20, torch.float64)
+
+
+def test_a_thread_local_with_a_class_of_its_own_keeps_its_numbers_closed() -> None:
+    class Local(threading.local):
+        def __init__(self):
+            self.steps = 0
+
+    local = Local()
+    compiled = tripwire.compile(lambda x: x * count_in(local), backend="eager")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for run in (lambda f, x: f(x), lambda f, x: pool.submit(f, x).result()):
+            for number in range(5):
+                assert torch.equal(run(compiled, torch.ones(3)), torch.full((3,), number + 1.0))
+
+
 def test_two_objects_of_one_class_have_two_numbers() -> None:
     class Pair(nn.Module):
         def __init__(self):
