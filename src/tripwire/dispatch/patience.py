@@ -259,7 +259,9 @@ class Patience:
         if hits > self._hits_when_unsettled:
             self._unsettled[key] = 0
         self._hits_when_unsettled = hits
-        allowed = STEPS_ALLOWED if all(map(_moves_on, volatile)) else CHANGES_ALLOWED
+        allowed = CHANGES_ALLOWED if all(one.repeated for one in volatile) else REFUSALS_ALLOWED
+        if all(map(_moves_on, volatile)):
+            allowed = STEPS_ALLOWED
         return None if self._may_settle(key, allowed) else _refuse_volatile(volatile[0])
 
     def may_return(self, volatile: tuple[Volatile, ...]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dis
 import linecache
+import re
 from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
@@ -103,6 +104,10 @@ def _find_global_names(code: CodeType, _: int) -> frozenset[str]:
 _global_names = PerCode(_find_global_names)
 
 
+# `"%*d" % (width, n)`: C asks for a width that is an int.
+_STAR = re.compile(r"%[-+ #0]*(\*|\d*\.\*)")
+
+
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
@@ -114,6 +119,8 @@ def needs_plain_numbers(code: CodeType) -> bool:
     if not _TAKE_PLAIN_NUMBERS.isdisjoint(code.co_names) or returns_plain_number(code):
         return True
     if code.co_name == "__hash__" and not {"hash", "id"} & {*code.co_names}:
+        return True
+    if any(type(text) is str and _STAR.search(text) for text in code.co_consts):
         return True
     return "type" in code.co_names and _tells_types(code, 0)
 
