@@ -37,7 +37,7 @@ from tripwire.tracing.open.draws import look_ahead
 from tripwire.tracing.open.opening import LARGEST_OPEN, NumberInput, Planted
 from tripwire.tracing.result import Completion, Trace, can_repeat, has_python, reads_offsets
 from tripwire.validity.guards import GuardWriter
-from tripwire.validity.kept import Alike, Held, Kept
+from tripwire.validity.kept import Alike, Held, Kept, Memory
 from tripwire.validity.probes import build_sounders
 from tripwire.validity.table import STATE_IDS, Guards, TableRow
 from tripwire.validity.wires import NOBODY, PulledWire
@@ -78,8 +78,7 @@ class Admission:
         self._alike = alike
         self._exchanged = exchanged
         self._carried_variables: dict[str, str] = {}
-        # Of memory that state has, where the run changes arguments in place.
-        self.storages: dict[int, int] = {}
+        self.memory: Memory | None = None  # that state has, where the run changes tensors in place
         self.shares_memory = False  # what the run changes in place may be memory of state
 
     def write(self, sentry: Sentry, standing: Standing) -> Guards:
@@ -473,17 +472,14 @@ class Admission:
             pattern, seen = writer.constant(_storage_pattern), _pattern(began)
             condition = f"{pattern}({listed}) == {seen!r}"
             writer.check("arguments", condition, "memory shared as when traced", "'otherwise'")
+        memory = Memory(state, [storages[id(tensor)] for tensor in state], self._held)
+        self.memory = memory if state else None
         if passed and state:
-            places = {storages[id(tensor)]: index for index, tensor in enumerate(state)}
-            found = tuple(map(places.get, began))
+            found = memory.find_first(began)
             is_held = len(state) == len(self._held.tensors)  # else some is found on each call
-            moves = is_held and any(storages[id(one)] != storage_of(one) for one in state)
+            moves = any(storages[id(one)] != storage_of(one) for one in state)
             self.shares_memory = not is_held or moves or any(i is not None for i in found)
-            if moves:
-                find = functools.partial(_find_storages_of, self._held)
-            else:
-                self.storages.update(places)
-                find = functools.partial(_find_storages, self.storages)
+            find = memory.find
             condition = f"{writer.constant(find)}({listed}) == {found!r}"
             writer.check(
                 "arguments", condition, "memory shared with state as when traced", "'otherwise'"
@@ -529,16 +525,6 @@ def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
 
 def _pattern(storages: list[int]) -> tuple[int, ...]:
     return tuple(map(storages.index, storages))
-
-
-def _find_storages(state: dict[int, int], *tensors: torch.Tensor) -> tuple[int | None, ...]:
-    return tuple(state.get(storage_of(tensor)) for tensor in tensors)
-
-
-def _find_storages_of(held: Held, *tensors: torch.Tensor) -> tuple[int | None, ...]:
-    """The same where runs give state other memory, so each call finds other."""
-    places = {storage_of(tensor): index for index, tensor in enumerate(held.tensors)}
-    return tuple(places.get(storage_of(tensor)) for tensor in tensors)
 
 
 def _fetch(item: Carried | Counted | Planted) -> object:

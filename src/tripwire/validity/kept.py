@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
-from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.reading.tensors import PLAIN_TENSORS, storage_of
 from tripwire.validity.table import TableRow
 from tripwire.values.classes import ids_of, is_exactly, name_of
 from tripwire.values.contents import elements_of
@@ -90,6 +90,44 @@ class Held:
     def drop(self) -> None:
         """Forget them."""
         self.tensors = self._weak = ()
+
+
+class Memory:
+    """Which tensors of state share memory, for an entry that writes to tensors in place.
+
+    A tensor can get other memory, and stay the same tensor: `t.data = other`, `t.set_(other)`.
+    """
+
+    __slots__ = ("_began", "_places", "_refs", "_seen")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], began: Sequence[int], held: Held) -> None:
+        self._refs = [held.refer_to(tensor) or Hidden(tensor) for tensor in tensors]
+        self._began = list(began)  # the storage of each when the run reached it
+        self._seen = list(map(self._began.index, began))
+        self._places: dict[int, int] = {}  # storage → the first tensor that lies there
+        self._look()
+
+    def find_first(self, storages: Sequence[int]) -> tuple[int | None, ...]:
+        """What `find` gives for tensors that lay there when the run began."""
+        began = self._began
+        return tuple(began.index(one) if one in began else None for one in storages)
+
+    def find(self, *tensors: torch.Tensor) -> tuple[int | None, ...]:
+        """For each, the first tensor of state in whose memory it lies."""
+        return tuple(self._places.get(storage_of(tensor)) for tensor in tensors)
+
+    def is_same(self) -> bool:
+        """Whether those share memory that did. It is known from now on where they lie now."""
+        return self._look() == self._seen
+
+    def _look(self) -> list[int]:
+        self._places.clear()
+        found = []
+        for index, refer in enumerate(self._refs):
+            tensor: Any = refer()
+            if tensor is not None:  # it hasn't died while its entry was retired
+                found.append(self._places.setdefault(storage_of(tensor), index))
+        return found
 
 
 class Kept:

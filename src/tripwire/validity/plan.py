@@ -27,7 +27,7 @@ from tripwire.telemetry.compiles import ARM, PLAN
 from tripwire.tracing.modes import Contexts, contexts_of
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
-from tripwire.validity.kept import Alike, Held, Keeper, content_of, refer
+from tripwire.validity.kept import Alike, Held, Keeper, Memory, content_of, refer
 from tripwire.validity.probes import Probe, build_probe, choose
 from tripwire.validity.standing import Rebinding, may_rebind
 from tripwire.validity.table import Check, Guards
@@ -75,7 +75,7 @@ class Plan(Struct, frozen=True):
     suspects: tuple[int, ...]  # dicts that the run itself left changed
     fetched: tuple[int, ...]  # positions of the others, which the guard function returns
     contexts: Contexts | None  # as they are for every call that is admitted, where it enters some
-    storages: dict[int, int]  # memory of state, which guards compare with that of arguments
+    memory: Memory | None  # of state, where the run changes tensors in place
     rebinding: Rebinding | None  # what may take the places of state; None: nothing
 
     def wires(self) -> list[tuple[Source, str]]:
@@ -151,7 +151,7 @@ def build_plan(
                 suspects=tuple(i for i, wire in enumerate(dicts) if wire.was_changed),
                 fetched=fetched,
                 contexts=contexts_of(trace.torch_state) if trace.has_contexts else None,
-                storages=admission.storages,
+                memory=admission.memory,
                 rebinding=planner.find_rebinding(held, admission) if rebinds else None,
             )
             standing.begin(plan)

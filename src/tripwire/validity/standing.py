@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 Retired = Callable[[tuple[Cause, ...], str | None], None]
 
 _ANYTHING = Touch(False, -1, None)
+_MEMORY = (False, -1)  # the cause that no wire knows alone: which tensors share memory
 
 
 class _Doubt:
@@ -185,6 +186,7 @@ class Standing:
         with RETIRE.of(self.compile_id) if touches else nullcontext():
             for touch in touches:
                 self._compare(plan, touch, owners)
+            self._compare_memory(plan, touches)
         self._pending.clear()
         if self._causes and not retired:
             self._release(plan)
@@ -233,6 +235,20 @@ class Standing:
             self._causes.pop(key, None)
         elif key not in self._causes:
             self._causes[key] = causes
+
+    def _compare_memory(self, plan: Plan, touches: list[Touch]) -> None:
+        """Whether those tensors of state share memory that did, if some were touched."""
+        if plan.memory is None:
+            return
+        objects = ((plan.objects[touch.index], touch) for touch in touches if not touch.is_dict)
+        moved = [(o, touch) for o, touch in objects if isinstance(o.value, torch.Tensor)]
+        if not moved:
+            return
+        if plan.memory.is_same():
+            self._causes.pop(_MEMORY, None)
+        elif _MEMORY not in self._causes:
+            wire, touch = moved[0]
+            self._causes[_MEMORY] = (wire.moved(Writers(touch)),)
 
     def retire(self, cause: Cause) -> None:
         """For good, and for a reason that no wire knows."""
@@ -296,7 +312,6 @@ class _TensorForm(NamedTuple):
 
     keys: str
     is_aligned: bool
-    storage: int
     identity: int
 
     @staticmethod
@@ -304,7 +319,7 @@ class _TensorForm(NamedTuple):
         storage = storage_of(tensor)  # a sparse tensor has none, and no address
         is_aligned = storage != -1 and tensor.data_ptr() % _ALIGNMENT == 0
         keys = str(torch._C._dispatch_keys(tensor))
-        return _TensorForm(keys, is_aligned, storage, id(tensor))
+        return _TensorForm(keys, is_aligned, id(tensor))
 
 
 class Rebinding:
@@ -395,9 +410,8 @@ class Rebinding:
             self._forms[index] = _TensorForm.of(tensor)
         here = self._forms
         plan.guards.swap_state({one.identity for one in gone}, {one.identity for one in here})
-        plan.storages.update((form.storage, 0) for form in here if plan.storages)
-        for storage in {form.storage for form in gone} - {form.storage for form in here}:
-            plan.storages.pop(storage, None)
+        if plan.memory is not None:
+            plan.memory.is_same()  # to know where they lie; no state is written in this run
         return plan.rearm()
 
     def _find_replaced(self, plan: Plan) -> dict[int, torch.Tensor] | None:

@@ -268,6 +268,10 @@ class ObjectWire:
         """What to say when the object died."""
         return Cause(self._path, _class(self._cls), GONE, None)
 
+    def moved(self, writers: Writers) -> Cause:
+        """What to say when a tensor got memory of another one, or left it."""
+        return Cause(self._path, "its memory", "other memory", writers.whole)
+
     def rows(self) -> list[tuple[Source, str]]:
         """What is compared, for people."""
         return [(self._path, _class(self._cls))]

@@ -194,3 +194,78 @@ def test_explain_names_an_offset_only_where_it_is_asked() -> None:
         compiled(DATA[1])
     texts = [compiled._dispatcher.entries[0].source for compiled in (asked, plain)]
     assert ["storage_offset" in text for text in texts] == [True, False]
+
+
+class Buffers(nn.Module):
+    """Writes to what it is given and to one buffer, then reads another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("written", torch.zeros(4))
+        self.register_buffer("read", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        self.written.add_(2)
+        return self.read * 3
+
+
+def give(buffers: Buffers, x: torch.Tensor) -> None:
+    buffers.read.data = x
+
+
+def set_storage(buffers: Buffers, x: torch.Tensor) -> None:
+    buffers.read.set_(x)
+
+
+def give_a_view(buffers: Buffers, x: torch.Tensor) -> None:
+    buffers.read.data = x.detach().view(2, 2).view(4)
+
+
+def tie(buffers: Buffers, x: torch.Tensor) -> None:
+    buffers.read.data = buffers.written
+
+
+def tie_the_written(buffers: Buffers, x: torch.Tensor) -> None:
+    buffers.written.set_(buffers.read)
+
+
+@pytest.mark.parametrize("move", [give, set_storage, give_a_view, tie, tie_the_written])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_that_gets_memory_of_what_is_written_is_noticed(
+    move: Callable[[Buffers, torch.Tensor], None], backend: str
+) -> None:
+    plain = Buffers()
+    buffers = Buffers()
+    compiled = tripwire.compile(buffers, backend=backend)
+    for _ in range(3):
+        check_same(plain(torch.ones(4)), compiled(torch.ones(4)))
+    xs = torch.arange(4.0), torch.arange(4.0)
+    kept = buffers.read.detach().clone(), buffers.written.detach().clone()
+    move(plain, xs[0])
+    move(buffers, xs[1])
+    for _ in range(3):
+        check_same(plain(xs[0]), compiled(xs[1]))
+    for one in (plain, buffers):  # and apart again
+        one.read.data, one.written.data = kept[0].clone(), kept[1].clone()
+    hits = tripwire.statistics(compiled).hits
+    for _ in range(3):
+        check_same(plain(torch.ones(4)), compiled(torch.ones(4)))
+    assert tripwire.statistics(compiled).hits == hits + 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_that_gets_new_memory_on_each_call_keeps_its_code(backend: str) -> None:
+    average, written = torch.zeros(4), torch.zeros(4)
+
+    def follow(x: torch.Tensor) -> torch.Tensor:
+        written.add_(1)
+        x.add_(1)
+        average.data = average.data * 0.5 + x * 0.5
+        return average * 2
+
+    compiled: Any = tripwire.compile(follow, backend=backend)
+    for _ in range(40):  # what follows may lie where the state was
+        compiled(torch.ones(4))
+    assert compiled.statistics().traces == 1
+    check_same(average, torch.full((4,), 2.0))
