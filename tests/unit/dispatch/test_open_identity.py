@@ -16,6 +16,7 @@ import pytest
 import torch
 from support import check_compiles, check_same
 from torch import nn
+from unit.dispatch.sidebyside import check_twins
 
 import tripwire
 
@@ -445,3 +446,16 @@ def test_the_cause_says_that_it_is_another_object() -> None:
     compiled(x())
     (cause,) = compiled.statistics().causes
     assert (cause.old, cause.new) == ("2.5", "2.5, another object")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("text", ['"%*d" % (n, 3)', '"%.*f" % (n, 1.5)', '"%-*.*f|" % (n, n, 1.5)'])
+def test_a_text_takes_its_width_from_a_number_that_varies(text, backend, tmp_path) -> None:
+    program = f"""
+def call(x, n):
+    return x * n, {text}
+def go(f, see):
+    for n in (3, 4, 5, 6, 3):
+        see(f(T(1), n))
+"""
+    check_twins(program, backend, tmp_path)
