@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from tripwire.values.classes import isinstance
-from tripwire.values.identity import PLAIN
+from tripwire.values.classes import is_exactly, isinstance
 
 
 class StepKind(Enum):
@@ -106,7 +105,7 @@ def may_name_others(use: Use, container: object = None) -> bool:
         return False
     is_spelled = bool(use.keys) or len(use.stored_keys) > 1
     keys = dict.keys(container) if isinstance(container, dict) else ()
-    return is_spelled or any(id(type(key)) not in PLAIN for key in keys)
+    return is_spelled or not all(is_exactly(key, str, int, float, bool, type(None)) for key in keys)
 
 
 def join(uses: Iterable[Uses]) -> Uses:
