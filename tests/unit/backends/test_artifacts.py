@@ -283,7 +283,7 @@ def test_many_threads_that_come_at_once_have_one_key(key_file) -> None:
 def test_what_a_killed_process_left_of_a_key_goes_after_a_day(key_file) -> None:
     code = (
         "import os; from tripwire.backends import artifacts\n"
-        "artifacts.open_new = lambda path: os._exit(1)\n"
+        "artifacts.files.open_new = lambda path: os._exit(1)\n"
         "artifacts.find_secret()"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
