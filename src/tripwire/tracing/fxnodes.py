@@ -449,6 +449,8 @@ def _stand_for(
 ) -> None:
     if isinstance(value, torch.Tensor):
         known = state.values.add(value)
+        if known.version != version_of(value):  # a `.grad` again, changed through a view of it
+            state.check_seen(value, known)
         known.node = node
         known.seen_at = state.calls
         if deciders != () and value.dim() > 0:

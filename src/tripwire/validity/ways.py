@@ -144,7 +144,7 @@ def find_done(trace: Trace, places: Places) -> Done | str:
     remade = _find_remade(trace, inputs, written)
     if remade is not None:
         return remade
-    let_go = {*_find_cleared(before), *_find_asked(trace, "grad", str(describe(None)))}
+    let_go = {*_find_cleared(before), *_find_without_gradient(trace)}
     copied = [wanted for node, wanted in inputs if node in written]
     copied += [wanted for node, wanted in leaves.items() if node not in let_go]
     if sum(COST_OF_A_COPY + bytes_of(wanted.meta) for wanted in copied) > LARGEST_TURN:
@@ -194,6 +194,15 @@ def _find_asked(trace: Trace, op: str, answer: object) -> set[fx.Node]:
     """The inputs of which Python asked something, and got this answer."""
     asked = (branch for branch in trace.branches if branch.op == op and branch.value == answer)
     return {node for branch in asked for node in branch.inputs}
+
+
+def _find_without_gradient(trace: Trace) -> set[fx.Node]:
+    """The inputs that had no `.grad` when it was first asked for: later, the run may let it go."""
+    first: dict[fx.Node, object] = {}
+    for branch in trace.branches:
+        if branch.op == "grad":
+            first = dict.fromkeys(branch.inputs, branch.value) | first
+    return {node for node, value in first.items() if value == str(describe(None))}
 
 
 def _find_hindrance(node: fx.Node) -> str | None:

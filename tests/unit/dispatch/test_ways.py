@@ -239,6 +239,57 @@ def test_a_training_step_that_skips_bad_batches(name, backend, zeroes):
     assert tripwire.statistics(compiled).hits >= 6
 
 
+def halve_in_place(weight):
+    weight.grad.mul_(0.5)
+
+
+def halve_by_new(weight):
+    weight.grad = weight.grad * 0.5
+
+
+def halve_data(weight):
+    weight.grad.data.mul_(0.5)
+
+
+def halve_alias(weight):
+    held = weight.grad
+    held *= 0.5
+
+
+def halve_view(weight):
+    weight.grad[:].mul_(0.5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "change", [halve_in_place, halve_by_new, halve_data, halve_alias, halve_view]
+)
+def test_a_gradient_that_is_changed_and_then_let_go_is_put_back(change, backend):
+    def make():
+        weight = nn.Parameter(torch.ones(4))
+
+        def call(x):
+            if weight.grad is not None:
+                change(weight)
+                x = x * 2 if weight.grad.sum() > 1 else x
+            weight.grad = None
+            (weight * x).sum().backward()
+            if weight.grad.sum() > 0:
+                x = x - 1
+            return x
+
+        return weight, call
+
+    (plain_weight, plain), (weight, call) = make(), make()
+    compiled = tripwire.compile(call, backend=backend)
+    torch.manual_seed(0)
+    for _ in range(24):
+        x = torch.randn(4)
+        assert torch.equal(compiled(x), plain(x))
+        assert torch.equal(weight.grad, plain_weight.grad)
+    assert tripwire.statistics(compiled).hits >= 8
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_run_that_turns_back_counts_no_write(backend):
     """Autograd asks how often what it saved was written."""
