@@ -83,6 +83,7 @@ _NET = (
     "def note(*a): seen.append(len(a))\n"
 )
 _USES = ("t = net(t)", "t = net(t) + net(y)", "t = t * net.w", "t = net.lin(t.float()).relu()")
+_MOVES = "with torch.no_grad(): mem.u.lerp_(x.detach().float(), 0.1)\n"
 
 DELAYS = (
     Trait(
@@ -186,6 +187,19 @@ DELAYS = (
             "net.float()",
         ),
         setup=_NET,
+        late=True,
+    ),
+    Trait(
+        "state that a call moves, and uses behind a cut",
+        (
+            f"{_MOVES}if torch.isfinite(t).all():\n    t = t * mem.u.exp()",
+            f"{_MOVES}t = t * t[t == t].numel()\nt = t * mem.u.exp() + mem.u.cos() * t",
+            f"{_MOVES}v = mem.u[:2]\nif t.sum() < 10**9:\n    t = t * v.exp().sum()",
+            f"{_MOVES}if torch.isfinite(t).all():\n    t = t * mem.n.exp()\nmem.n.add_(0.5)",
+        ),
+        _ROWS,
+        sites=("mem.u = torch.ones(4)", "mem.n = torch.ones(())", "net.w.grad = None"),
+        setup=_NET + "class Mem: pass\nmem = Mem()\nmem.u, mem.n = torch.ones(4), torch.ones(())",
         late=True,
     ),
     Trait(

@@ -39,7 +39,14 @@ from tripwire.backends.backwards import (
 )
 from tripwire.backends.floats import iter_takers, spells_dropout, takes_open_float
 from tripwire.backends.handover import OPEN, one_round
-from tripwire.backends.limits import BEGINS, is_pick, sets_data
+from tripwire.backends.limits import (
+    BEGINS,
+    add_views,
+    find_changed,
+    is_pick,
+    list_calls,
+    sets_data,
+)
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
@@ -382,6 +389,9 @@ class _Cutter:
         self._keeps_apart = has_past or runs_user_code(module.graph)
         self._freed = list(find_freed(module.graph))
         self._given: dict[fx.Node, None] = {}  # inputs of the whole
+        self._views = {node: frozenset({node}) for node in inputs}  # of those: which a node may be
+        add_views(list_calls(module.graph), self._views)
+        self._changed: set[fx.Node] = set()  # inputs, in place, so far
         self._open: list[fx.Node] = []  # the stretch so far
         self._parts = 0
 
@@ -423,6 +433,7 @@ class _Cutter:
 
     def _copy(self, node: fx.Node) -> None:
         self._copies[node] = self._graph.node_copy(node, self._find)
+        self._changed |= self._find_changed(node)
 
     def _find(self, node: fx.Node) -> fx.Node:
         if node not in self._copies and (node.op == "get_attr" or NUMBER in node.meta):
@@ -448,7 +459,11 @@ class _Cutter:
             or self._writes_badly(stretch, given)
             or self._outlives_backward(outputs)
         )
-        made = tuple(index for index, node in enumerate(given) if node not in self._given)
+        changed = frozenset().union(*map(self._find_changed, stretch))
+        kept = self._find_kept(given, outputs, changed)
+        is_plain = is_plain or any(map(kept.intersection, map(self._origins_of, outputs)))
+        copied = {node for node in given if not kept.isdisjoint(self._origins_of(node))}
+        made = tuple(i for i, node in enumerate(given) if node not in self._given or node in copied)
         if not is_plain:
             module = self._build_part(stretch, given, outputs)
             pasts = (*_find_pasts(given), *(made if self._keeps_apart else ()))
@@ -460,10 +475,36 @@ class _Cutter:
         with torch.set_grad_enabled(self._grad_mode):
             part = Part(module, self._compile, made, self._find_examples(given))
         target = Target(part, f"part_{self._parts}")
-        called = self._graph.call_function(target, tuple(map(self._find, given)))
+        values = [
+            self._graph.call_method("clone", (found,)) if node in copied else found
+            for node, found in zip(given, map(self._find, given), strict=True)
+        ]
+        called = self._graph.call_function(target, tuple(values))
+        self._changed |= changed
         for index, node in enumerate(outputs):
             self._copies[node] = self._graph.call_function(operator.getitem, (called, index))
         self._parts += 1
+
+    def _origins_of(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The inputs of the whole that this is, or may be a view of."""
+        return self._views.get(node, frozenset())
+
+    def _find_changed(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The inputs of the whole that a call changes in place."""
+        return find_changed(node, self._views) if written_by(node) else frozenset()
+
+    def _find_kept(
+        self, given: list[fx.Node], outputs: list[fx.Node], changed: frozenset[fx.Node]
+    ) -> frozenset[fx.Node]:
+        """Inputs that a part may keep for its backward, and that the next call changes before it.
+
+        Plain autograd may keep what was computed of them, so the part gets copies. What the part
+        changes itself isn't kept (limits.py).
+        """
+        if not any(wants_grad(node.meta[FACTS].value) for node in outputs):
+            return frozenset()
+        read = frozenset().union(*map(self._origins_of, given))
+        return (read & self._changed) - changed
 
     def _find_defining(self, given: list[fx.Node]) -> Iterator[fx.Node]:
         """Inputs of the whole that tell the symbols of which sizes that a part gets are computed.

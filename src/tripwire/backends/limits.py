@@ -87,7 +87,7 @@ def _check_kept(trace: Trace) -> None:
     names = dict(zip(placeholders, (str(wanted.source) for wanted in trace.inputs), strict=True))
     pairs = zip(placeholders, trace.inputs, strict=True)
     sources = {node: names[node] for node, wanted in pairs if wanted.written}
-    calls = [node for node in trace.graph.nodes if FACTS in node.meta and node.op != "placeholder"]
+    calls = list_calls(trace.graph)
     firsts: dict[Any, fx.Node] = {}  # whose `.grad` → where it is read first
     views = {node: frozenset({node}) for node in sources}
     for call in calls:
@@ -97,7 +97,7 @@ def _check_kept(trace: Trace) -> None:
     sources |= {first: f"{names.get(whose, whose)}.grad" for whose, first in firsts.items()}
     if not sources:
         return
-    _add_views(calls, views)
+    add_views(calls, views)
     grad_mode = bool(trace.torch_state["grad mode"])
     for stretch in _split_at_backwards(calls):
         grad_mode = _check_stretch(stretch, sources, views, grad_mode, tuple(firsts.values()))
@@ -162,7 +162,12 @@ def _is_act(call: fx.Node) -> bool:
     return facts.value is None and not (facts.written or NUMBER in call.meta or is_compared)
 
 
-def _add_views(calls: list[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]) -> None:
+def list_calls(graph: fx.Graph) -> list[fx.Node]:
+    """What was recorded as the run went on."""
+    return [node for node in graph.nodes if FACTS in node.meta and node.op != "placeholder"]
+
+
+def add_views(calls: list[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]) -> None:
     """To the inputs that nodes are, add those that each node may be a view of."""
     for call in calls:
         if OUTSIDE in call.meta[FACTS].memory and not _is_of_grad(call):
@@ -170,6 +175,11 @@ def _add_views(calls: list[fx.Node], views: dict[fx.Node, frozenset[fx.Node]]) -
             found = _find_inputs(written or call.all_input_nodes, views)
             if found:
                 views[call] = found
+
+
+def find_changed(call: fx.Node, views: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    """The inputs that a call changes in place."""
+    return _find_inputs(_split(call, ())[0], views)
 
 
 def _find_inputs(

@@ -500,6 +500,84 @@ def test_state_that_moves_beside_what_a_backward_needs_is_compiled(kind, backend
     assert tripwire.statistics(compiled).hits >= 4
 
 
+class MovedAndCut(Powered):
+    """A running mean; what follows is another part."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.u.lerp_(x.mean(0), 0.1)
+        x = self.layer(x)
+        x = self.cut(x)
+        return x * self.use(self.u)
+
+    def cut(self, x):
+        return x if torch.isfinite(x).all() else x * 0
+
+    def use(self, u):
+        return u.exp()
+
+
+class MovedAndPicked(MovedAndCut):
+    def cut(self, x):
+        return x * x[x > -9].numel()
+
+
+class MovedAndViewed(MovedAndCut):
+    def forward(self, x):
+        with torch.no_grad():
+            self.u.lerp_(x.mean(0), 0.1)
+        part = self.u.view(2, 2)
+        return self.cut(self.layer(x)) * part.exp().view(4)
+
+
+class MovedAndReturned(MovedAndCut):
+    def use(self, u):
+        return u.exp() * u.clone()
+
+    def forward(self, x):
+        return super().forward(x), self.u[1:]
+
+
+class MovedTogether(MovedAndCut):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * self.n.cos() + self.n.add_(1)
+
+
+class MovedParameter(MovedAndCut):
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.bias.mul_(0.9)
+        y = self.cut(x * 2)
+        return y * self.layer.bias.exp()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Spectral, NewSpectral, MovedAndCut, MovedAndPicked, MovedAndViewed),
+        *(MovedAndReturned, MovedTogether, MovedParameter),
+    ],
+)
+def test_state_that_moves_in_each_of_two_calls_before_a_backward(kind, backend) -> None:
+    torch.manual_seed(0)
+    plain = kind(nn.Linear(4, 4))
+    model = copy.deepcopy(plain)
+    compiled = tripwire.compile(model, backend=backend)
+    for call in range(5):
+        found = []
+        for net, run in ((plain, plain), (model, compiled)):
+            net.zero_grad()
+            results = [run(torch.full((3, 4), scale * (call + 1.0))) for scale in (0.1, 0.2)]
+            results = [one if isinstance(one, tuple) else (one,) for one in results]
+            (results[0][0].pow(2).sum() - results[1][0].sum()).backward()
+            grads = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+            found.append([*results[1], *grads, *net.state_dict().values()])
+        torch.testing.assert_close(*found)
+    assert tripwire.statistics(compiled).hits >= 8
+
+
 def averaged(q, k, x):
     y = q(x)
     with torch.no_grad():
