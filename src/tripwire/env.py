@@ -39,6 +39,11 @@ CAN_APPEND_NODES = all(
     for name in ("_graph_namespace", "_insert", "_find_nodes_lookup_table", "_len")
 )
 
+# In torch 2.11 a compiler's form of an LSTM that trains returns its last states with a dimension
+# more (`one_layer_lstm` in torch/_decomp squeezes another dimension); 2.13 has it right.
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+LSTM_KEEPS_ITS_SHAPE = _TORCH >= (2, 13)
+
 # Called when the main thread ends, before Python waits for other threads; `atexit` comes after.
 # concurrent.futures depends on it from 3.9 on. Python 3.11 to 3.14 have it.
 call_before_threads_end: Callable[[Callable[[], None]], None] = threading._register_atexit  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import pytest
 import torch
 import typing_extensions
 from torch import nn
+from torch._decomp import decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tripwire
@@ -140,3 +141,10 @@ def test_the_wrappers_of_fx_itself_do_not_only_pass_on() -> None:
 def test_other_functions_wrap_nothing_of_torchs() -> None:
     assert env.find_wrapped(nn.Module.__call__) is None
     assert env.find_wrapped(functools.wraps(nn.Module.__call__)(lambda module: None)) is None
+
+
+def test_an_lstm_that_compilers_take_apart_keeps_its_shape_from_torch_2_13_on() -> None:
+    weights = torch.randn(12, 4), torch.randn(12, 3)
+    state = torch.zeros(2, 3), torch.zeros(2, 3)
+    _, last = decompositions.one_layer_lstm(torch.randn(5, 2, 4), state, weights, False)
+    assert (last[0].shape == state[0].shape) == env.LSTM_KEEPS_ITS_SHAPE

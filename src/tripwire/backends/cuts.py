@@ -47,6 +47,7 @@ from tripwire.backends.limits import (
     list_calls,
     sets_data,
 )
+from tripwire.env import LSTM_KEEPS_ITS_SHAPE
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target, words
@@ -80,7 +81,10 @@ _UNFORMED = "torch can't tell the shape and dtype of its result without running 
 _CHANGED = "its backward needs a value from before a change in place"
 _FIXED = "it takes a float that varies, which would become a constant of the compiled code"
 _UNROLLED = "a compiler would unroll it, for one length"
+_ONE_KERNEL = "it is one kernel of cuDNN's, which a compiler would take apart into its steps"
+_MORE_DIMENSIONS = "torch's compilers give its last states a dimension more (before torch 2.13)"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
+_LAYERS = words("gru lstm rnn_relu rnn_tanh")
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -149,6 +153,7 @@ def find_cuts(
             or (_UNFORMED if _has_no_fake(node) else None)
             or (_FIXED if fixing is not None and _is_fixed(node, fixing, own_dropout) else None)
             or (_UNROLLED if FORMED in node.meta else None)
+            or (_find_layer(node, fixing is None) if _name_of(node) in _LAYERS else None)
         )
         if found is not None:
             why[node] = found
@@ -187,6 +192,15 @@ def _has_no_fake(node: fx.Node) -> bool:
         return name == "ctc_loss"
     value = node.all_input_nodes[0].meta[FACTS].value
     return isinstance(value, TensorMeta) and value.dtype != torch.bfloat16
+
+
+def _find_layer(node: fx.Node, is_whole: bool) -> str | None:
+    """Why recurrent layers run as they are. Code that must be whole has their steps."""
+    values = [given.meta[FACTS].value for given in node.all_input_nodes]
+    tensors = [value for value in values if isinstance(value, TensorMeta)]
+    if not LSTM_KEEPS_ITS_SHAPE and _name_of(node) == "lstm" and any(map(wants_grad, tensors)):
+        return _MORE_DIMENSIONS
+    return _ONE_KERNEL if not is_whole and tensors[0].device.type == "cuda" else None
 
 
 def _find_gradient(node: fx.Node) -> str | None:

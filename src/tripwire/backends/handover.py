@@ -5,9 +5,9 @@ values, and if it comes with a tracing context. CUDA graphs need to know which i
 place in memory.
 
 AOTAutograd and Inductor save the state of torch's generators before a compile, and restore it at
-the end. A compiler that works on fake tensors draws nothing itself. So restoring would only make
-other threads draw their numbers again: `leaving_generators` prevents that. Where kernels are tried
-out, torch saves and restores the state around each trial.
+the end. That would make other threads draw their numbers again: where the program has other
+threads, `leaving_generators` prevents it. On a GPU Inductor then moves the generator if it times
+kernels; elsewhere a compiler draws nothing itself.
 
 CUDA graphs reuse the memory of a call's results when the next round begins. Each compiled call is a
 round of its own. The exception is a call that was refused as a whole: its modules are compiled one
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import fx
@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tripwire.backends.backwards import Settling, trains
 from tripwire.backends.floats import OWN_DROPOUT, is_better_unknown, spell_floats
+from tripwire.errors import BackendFailed
 from tripwire.imports import import_dynamo, importing
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.tracing.open.opening import NUMBER, OPEN_INPUT, NumberInput, OpenTensor
@@ -289,13 +290,7 @@ class LaidOut(Settling):
     def __call__(self, *inputs: Any) -> Any:
         outputs = self._runtime(*inputs)
         if self._moved is None:  # of code that returns too few, the entry says so
-            self._moved = {
-                index: meta.stride
-                for index, made in enumerate(outputs)
-                if (meta := self._wanted.get(index)) is not None
-                and meta.stride is not None
-                and _lies_elsewhere(made, meta)
-            }
+            self._moved = self._find_moved(outputs)
             self._stays = bool(self._moved)  # code that got them right once always does
         if not self._moved:
             return outputs
@@ -305,6 +300,17 @@ class LaidOut(Settling):
             room = torch.empty_strided(made.shape, stride, dtype=made.dtype, device=made.device)
             laid_out[index] = room.copy_(made)
         return tuple(laid_out)
+
+    def _find_moved(self, outputs: Sequence[object]) -> dict[int, tuple[int, ...]]:
+        moved = {}
+        for index, made in enumerate(outputs):
+            meta = self._wanted.get(index)
+            if meta is None or meta.stride is None or not _is_strided(made):
+                continue
+            _check_form(made, meta)
+            if _lies_elsewhere(made, meta):
+                moved[index] = meta.stride
+        return moved
 
 
 def _find_layouts(graph: fx.Graph) -> dict[int, TensorMeta]:
@@ -321,10 +327,22 @@ def _find_layouts(graph: fx.Graph) -> dict[int, TensorMeta]:
     }
 
 
-def _lies_elsewhere(made: object, meta: TensorMeta) -> bool:
+def _is_strided(made: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(made, torch.Tensor) and made.layout is torch.strided
+
+
+def _check_form(made: torch.Tensor, meta: TensorMeta) -> None:
+    """Code whose results have another form than the run's is wrong: nobody gets them."""
+    if made.shape != meta.shape or made.dtype != meta.dtype:
+        raise BackendFailed(
+            f"Compiled code returned a tensor {made.dtype} of {tuple(made.shape)}, where the call "
+            f"itself had {meta.dtype} of {tuple(meta.shape)}.",
+            slug="backend-failed",
+        )
+
+
+def _lies_elsewhere(made: torch.Tensor, meta: TensorMeta) -> bool:
     """Whether a result has other strides than the run's, where it has more than one element."""
-    if not isinstance(made, torch.Tensor) or made.layout is not torch.strided:
-        return False
     assert meta.stride is not None
     sides = zip(made.shape, made.stride(), meta.stride, strict=True)
     steps = [(step, wanted) for size, step, wanted in sides if size > 1]
@@ -364,8 +382,8 @@ def tell_apart(graph: fx.Graph, runtime: Callable[..., Any]) -> Callable[..., An
 
 @contextmanager
 def leaving_generators() -> Iterator[None]:
-    """Inside, compilers don't set torch's generators back, if there are other threads."""
-    if threading.active_count() < 2:
+    """Inside, compilers don't set torch's generators back, if another thread may draw from them."""
+    if not _may_draw_elsewhere():
         yield
         return
     user = object()
@@ -374,6 +392,33 @@ def leaving_generators() -> Iterator[None]:
         yield
     finally:
         _leaving_generators.leave(id(user))
+
+
+def _may_draw_elsewhere() -> bool:
+    """Whether there is another thread of the program's, which isn't waiting for this one.
+
+    On a GPU, Inductor draws numbers to time kernels with. Its own threads stay after its first
+    compile. A backward is compiled in a thread of autograd's, which Python doesn't know, while the
+    thread that asked for it waits.
+    """
+    threads = threading.enumerate()
+    others = [thread for thread in threads if thread.ident != threading.get_ident()]
+    waiting = len(others) == len(threads)
+    return sum(not _only_compiles(thread) for thread in others) > waiting
+
+
+def _only_compiles(thread: threading.Thread) -> bool:
+    """Whether a thread is Inductor's, a data loader's that moves tensors, or a progress bar's."""
+    runs = vars(thread).get("_target") or type(thread)
+    if str(getattr(runs, "__module__", None)).startswith(_HELPERS):
+        return True
+    compiler = sys.modules.get("torch._inductor.async_compile")
+    if compiler is None or not compiler.AsyncCompile.pool.cache_info().currsize:
+        return False
+    return thread in compiler.AsyncCompile.pool()._threads
+
+
+_HELPERS = ("torch._inductor.", "torch.utils.data._utils.pin_memory", "tqdm.")
 
 
 def _find_keepers() -> tuple[Patch, ...]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
+
 import pytest
 import torch
+from torch._inductor import compile_fx
 
 import tripwire
+from tripwire.backends import handover
 
 DRAWS = {
     "randn": lambda x, g: torch.randn(4, generator=g) + x,
@@ -62,3 +67,69 @@ def test_code_out_of_inductors_cache_draws_from_it_too(name) -> None:
 def test_the_line_that_draws_is_told(caplog) -> None:
     play(DRAWS["rand, then computed with"], "aot_eager")
     assert "draws from a torch.Generator" in caplog.text
+
+
+@pytest.fixture
+def running():
+    """Starts threads, which end with the test."""
+    over, threads = threading.Event(), []
+
+    def start(owner: str) -> None:
+        def target() -> None:
+            over.wait()
+
+        target.__module__ = owner
+        threads.append(threading.Thread(target=target))
+        threads[-1].start()
+
+    yield start
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def draws_while_compiling(monkeypatch) -> bool:
+    """Whether what Inductor draws to time kernels shows in the program's own numbers."""
+    whole = compile_fx._compile_fx_inner
+
+    def timing(*args, **kwargs):
+        torch.rand(3)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", timing)
+    torch.manual_seed(3)
+    compiled = tripwire.compile(lambda x: x.sin() * 2, backend="inductor")
+    with torch._inductor.config.patch(force_disable_caches=True):
+        compiled(torch.randn(2, 3))
+        compiled(torch.randn(2, 3))
+    got = torch.rand(2)
+    torch.manual_seed(3)
+    torch.randn(2, 2, 3)
+    return not torch.equal(got, torch.rand(2))
+
+
+@pytest.mark.parametrize("owner", [None, "torch._inductor.compile_worker.subproc_pool", "tqdm._m"])
+def test_numbers_that_inductor_draws_are_not_the_programs(owner, running, monkeypatch) -> None:
+    if owner is not None:
+        running(owner)
+    assert not draws_while_compiling(monkeypatch)
+
+
+def test_generators_are_left_alone_beside_a_thread_of_the_programs(running, monkeypatch) -> None:
+    running("server")
+    assert draws_while_compiling(monkeypatch)
+
+
+def test_a_thread_that_python_doesnt_know_compiles_for_one_that_waits() -> None:
+    """So does autograd on a GPU."""
+    told = []
+    thread = _thread.start_new_thread
+    done = threading.Event()
+
+    def ask() -> None:
+        told.append(handover._may_draw_elsewhere())
+        done.set()
+
+    thread(ask, ())
+    assert done.wait(10)
+    assert told == [False]

@@ -75,3 +75,14 @@ def test_a_tensor_joined_with_itself_stays_channels_last_behind_inductor(dim) ->
         assert found.stride() == expected.stride()
         assert torch.equal(found, expected)
     assert compiled.statistics().hits == 2
+
+
+@pytest.mark.parametrize("turn", [lambda y: y[None], lambda y: y.double(), lambda y: y[:1]])
+def test_code_whose_result_has_another_form_gives_nobody_that_result(turn, caplog) -> None:
+    compiled = tripwire.compile(
+        lambda x: x.sin() * 2, backend=lambda m, _: lambda *given: (turn(m(*given)[0]),)
+    )
+    x = torch.randn(2, 3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x.sin() * 2)
+    assert "Compiled code returned a tensor" in caplog.text

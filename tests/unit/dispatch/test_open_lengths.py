@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import tripwire
+from tripwire.backends import cuts
 
 BACKENDS = ["eager", "aot_eager"]
 LENGTHS = (5, 9, 12, 7, 16, 3, 8, 11)
@@ -74,6 +75,21 @@ def test_recurrent_layers_run_at_all_lengths(name) -> None:
             x = torch.randn((3, length, 4) if net.batch_first else (length, 3, 4))
             torch.testing.assert_close(compiled(x), net(x))
     assert compiled.statistics().traces == 2
+
+
+def test_an_lstm_that_trains_runs_as_it_is_where_compilers_change_its_states(monkeypatch) -> None:
+    """As with torch 2.11."""
+    monkeypatch.setattr(cuts, "LSTM_KEEPS_ITS_SHAPE", False)
+    net = Tagger(nn.LSTM)
+    compiled = tripwire.compile(net, backend="aot_eager")
+    x = torch.randn(2, 5, 4)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), net(x))
+    assert "a dimension more" in str(tripwire.explain(compiled))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+        torch.testing.assert_close(compiled(x), net(x))
+    assert compiled.statistics().hits == 3
 
 
 def test_under_fullgraph_each_length_has_code_of_its_own() -> None:

@@ -289,14 +289,14 @@ def _look_at_layers(
 ) -> Spelling | None:
     """Recurrent layers: torch goes through the sequence in Python, and so needs its length.
 
-    An LSTM without gradient is one call to a library.
+    An LSTM without gradient is one call to a library, on a CPU.
     """
     if len(args) != 9 or results[0].dim() != 3:  # a packed sequence
         return None
     fake, batch_first = find(args[0]), args[-1]
     if fake is None or not is_open_symbol(fake.size(1 if batch_first else 0)):
         return None
-    if func == torch.lstm and not results[0].requires_grad:
+    if func == torch.lstm and results[0].is_cpu and not results[0].requires_grad:
         return None
     return functools.partial(_form_layers, is_turned=not results[0].is_contiguous())
 
