@@ -468,22 +468,16 @@ class Admission:
         began = [storages[id(tensor)] for tensor in passed]
         listed = ", ".join(n for i, n in writer.tensors.items() if i in by_id)
         state = [tensor for i, tensor in by_id.items() if i not in writer.tensors]
-        if len(passed) > 1:
-            pattern, seen = writer.constant(_storage_pattern), _pattern(began)
-            condition = f"{pattern}({listed}) == {seen!r}"
-            writer.check("arguments", condition, "memory shared as when traced", "'otherwise'")
         memory = Memory(state, [storages[id(tensor)] for tensor in state], self._held)
         self.memory = memory if state else None
+        shared = memory.find_first(began)
         if passed and state:
-            found = memory.find_first(began)
             is_held = len(state) == len(self._held.tensors)  # else some is found on each call
             moves = any(storages[id(one)] != storage_of(one) for one in state)
-            self.shares_memory = not is_held or moves or any(i is not None for i in found)
-            find = memory.find
-            condition = f"{writer.constant(find)}({listed}) == {found!r}"
-            writer.check(
-                "arguments", condition, "memory shared with state as when traced", "'otherwise'"
-            )
+            self.shares_memory = not is_held or moves or any(place < 0 for place in shared)
+        if passed and (state or len(passed) > 1):
+            condition = f"{writer.constant(memory.find)}({listed}) == {shared!r}"
+            writer.check("arguments", condition, "memory shared as when traced", "'otherwise'")
         counts = Counter(storages.values())
         for tensor in passed:  # those that share memory: where each begins says what overlaps
             if counts[storages[id(tensor)]] > 1:
@@ -517,14 +511,6 @@ def _identities(*values: object) -> tuple[int, ...]:
 
 def _are_others(values: tuple[object, ...], alike: tuple[Alike, ...]) -> bool:
     return not any(value is one.get() for value in values for one in alike)
-
-
-def _storage_pattern(*tensors: torch.Tensor) -> tuple[int, ...]:
-    return _pattern(list(map(storage_of, tensors)))
-
-
-def _pattern(storages: list[int]) -> tuple[int, ...]:
-    return tuple(map(storages.index, storages))
 
 
 def _fetch(item: Carried | Counted | Planted) -> object:

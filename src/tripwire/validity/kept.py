@@ -107,14 +107,20 @@ class Memory:
         self._places: dict[int, int] = {}  # storage → the first tensor that lies there
         self._look()
 
-    def find_first(self, storages: Sequence[int]) -> tuple[int | None, ...]:
+    def find_first(self, storages: Sequence[int]) -> tuple[int, ...]:
         """What `find` gives for tensors that lay there when the run began."""
         began = self._began
-        return tuple(began.index(one) if one in began else None for one in storages)
+        return tuple(~began.index(s) if s in began else storages.index(s) for s in storages)
 
-    def find(self, *tensors: torch.Tensor) -> tuple[int | None, ...]:
-        """For each, the first tensor of state in whose memory it lies."""
-        return tuple(self._places.get(storage_of(tensor)) for tensor in tensors)
+    def find(self, *tensors: torch.Tensor) -> tuple[int, ...]:
+        """For each, the first of them in the same memory; ~i if that is memory of state's i-th."""
+        first: dict[int, int] = {}
+        found = []
+        for index, tensor in enumerate(tensors):
+            storage = storage_of(tensor)
+            place = self._places.get(storage)
+            found.append(first.setdefault(storage, index) if place is None else ~place)
+        return tuple(found)
 
     def is_same(self) -> bool:
         """Whether those share memory that did. It is known from now on where they lie now."""
