@@ -143,6 +143,11 @@ class Patches:
         self._users: set[int] = set()
         self._undo: list[Callable[[], None]] = []
 
+    @property
+    def are_in_place(self) -> bool:
+        """Whether anybody needs them now."""
+        return bool(self._undo)
+
     def enter(self, user: int) -> None:
         """Keep them in place for somebody."""
         with self._lock:

@@ -141,25 +141,6 @@ class WriteObserver(Protocol):
 # --- one patch -----------------------------------------------------------------------------------
 
 
-def install(patch: Patch, steps: list[Callable[[], None]]) -> None:
-    """Apply a patch; `steps` gets its undo, before anything is changed.
-
-    The undo leaves alone what somebody else put in its place.
-    """
-    undo: list[Callable[[], None]] = []
-    ours: object = None
-
-    def put_back() -> None:
-        found = vars(patch.owner).get(patch.name, _ABSENT)
-        if undo and (ours is None or found is ours):
-            undo[0]()
-        undo.clear()
-
-    steps.append(put_back)
-    patch.apply(undo)
-    ours = vars(patch.owner)[patch.name]
-
-
 # What a patched method replaced: the class's own, or _ABSENT.
 _replaced: ExactWeakKeyDictionary[object] = ExactWeakKeyDictionary()
 
@@ -277,7 +258,7 @@ def ensure_patched(cls: type) -> Callable[[], None]:
                 _classes[cls] = found = _Patched()
             found.users.add(user)
             for name in _NAMES[len(found.undo) :]:
-                install(Patch(cls, name, _wrap_method(cls, name)), found.undo)
+                Patch(cls, name, _wrap_method(cls, name)).apply(found.undo)
         _settle()
         return let_go
     except BaseException:

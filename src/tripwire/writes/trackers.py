@@ -17,6 +17,7 @@ latest install.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -31,8 +32,8 @@ from tripwire.forks import make_lock
 from tripwire.ranges import Frame
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.writes import sentry, snapshots, watching
-from tripwire.writes.patches import Patch
-from tripwire.writes.subscriptions import ExactWeakKeyDictionary, can_refer, ensure_patched, install
+from tripwire.writes.patches import Patch, Patches
+from tripwire.writes.subscriptions import ExactWeakKeyDictionary, can_refer, ensure_patched
 from tripwire.writes.watching import Change, Watch
 
 __all__ = ["MutationTracker", "ensure_patched", "watch"]
@@ -323,17 +324,16 @@ def _then_tag(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
     def tagging(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        if _undo:  # somebody may have kept this function beyond its time
+        if _PATCHES.are_in_place:  # somebody may have kept this function beyond its time
             GenerationTracker.tag(self)
 
     return tagging
 
 
-_PATCHES = (Patch(nn.Module, "__init__", _then_tag), Patch(nn.Module, "__setstate__", _then_tag))
-
-_tagging_lock = make_lock()
-_installs = 0
-_undo: list[Callable[[], None]] = []
+_PATCHES = Patches(
+    lambda: (Patch(nn.Module, "__init__", _then_tag), Patch(nn.Module, "__setstate__", _then_tag))
+)
+_installs = itertools.count()
 
 
 def install_generation_tagging() -> Tagging:
@@ -344,40 +344,20 @@ def install_generation_tagging() -> Tagging:
 class Tagging:
     """One install; it ends by `undo` or with its `with`. The last one to end unpatches."""
 
-    __slots__ = ("_installed",)
+    __slots__ = ("_number",)
 
     def __init__(self) -> None:
-        global _installs
-        with _tagging_lock:
-            if not _installs:
-                try:
-                    for patch in _PATCHES:
-                        install(patch, _undo)
-                except BaseException:
-                    _uninstall()
-                    raise
-            _installs += 1
+        self._number = next(_installs)
+        _PATCHES.enter(self._number)
+        with _lock:
             GenerationTracker.generation += 1
-            self._installed = True
 
     def undo(self) -> None:
         """End this install; a second call does nothing."""
-        global _installs
-        with _tagging_lock:
-            if self._installed:
-                self._installed = False
-                _installs -= 1
-                if not _installs:
-                    _uninstall()
+        _PATCHES.leave(self._number)
 
     def __enter__(self) -> Tagging:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()
-
-
-def _uninstall() -> None:
-    while _undo:
-        _undo[-1]()  # may run twice if interrupted, and may not be lost
-        _undo.pop()

@@ -1293,7 +1293,7 @@ def interrupted_at(monkeypatch, owner, name: str) -> None:
     monkeypatch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("name", ["_settle", "_set_observers", "install", "can_refer"])
+@pytest.mark.parametrize("name", ["_settle", "_set_observers", "Patch", "can_refer"])
 def test_an_interrupt_while_a_watch_begins_leaves_the_class_as_it_was(monkeypatch, name) -> None:
     class Plain:
         pass
