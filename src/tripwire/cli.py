@@ -273,7 +273,7 @@ _arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 
 
 def _check_script(script: str, as_module: bool) -> None:
-    if not as_module and not Path(script).exists():
+    if not as_module and not os.path.exists(script):  # an empty path is none
         raise _Trouble(f"{script}: there is no such file.")
 
 

@@ -270,7 +270,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             mode = draft.folder.look(place.name).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
                 kind = IsADirectoryError if stat.S_ISDIR(mode) else FileExistsError
-                raise kind(errno.EEXIST, "There is something that is no file", str(place))
+                raise kind(errno.EEXIST, "This is no file, so it isn't replaced", str(place))
         yield draft.file
         draft.move(place.name)
 

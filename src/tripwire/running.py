@@ -75,7 +75,8 @@ def _run(target: str, as_module: bool) -> int:
     except BaseException as error:
         error.__traceback__ = _users_part(error.__traceback__)
         if error.__traceback__ is None and isinstance(error, ImportError):
-            raise BadOption(f"{target} can't be run: {error}.", slug="not-runnable") from None
+            why = str(error).rstrip(".")
+            raise BadOption(f"{target} can't be run: {why}.", slug="not-runnable") from None
         _tell(error)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0

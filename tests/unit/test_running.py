@@ -230,10 +230,13 @@ def test_what_cannot_be_run_is_one_line_and_two(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package" / "sub").mkdir(parents=True)
     (tmp_path / "package" / "__main__.py").write_text("print('the wrong one')")
-    for words in (["package/sub"], ["-m", "no_such_module"], ["-m", "package.nothing"]):
+    (tmp_path / "plain.py").touch()
+    given = ["package/sub"], ["-m", "no_such_module"], ["-m", "package.nothing"], ["-m", "plain.py"]
+    for words in given:
         done = run("run", "--dir", "log", *words)
         assert done.exit_code == 2, words
         assert "[not-runnable]" in done.output
+        assert ".." not in done.output
         assert len(done.output.strip().splitlines()) == 1
 
 

@@ -96,7 +96,7 @@ class LogReader:
         """The names and sizes of the files of a directory."""
         if not self.path.is_dir():
             raise TelemetryError(
-                f"{self.path}: no such directory.\n"
+                f"{self.path} is no folder and no file.\n"
                 "Set TRIPWIRE_LOG_DIR to a folder while the program runs, and pass that folder.",
                 slug="log-missing",
             )

@@ -319,9 +319,11 @@ def test_a_file_that_is_removed_while_others_are_read_is_left_out(tmp_path, monk
     assert found.statistics().files == 2
 
 
-def test_a_missing_directory_is_a_clear_error(tmp_path):
-    with pytest.raises(TelemetryError, match=r"\[log-missing\]"):
-        list(LogReader(tmp_path / "none"))
+@pytest.mark.parametrize("make", [lambda path: None, os.mkfifo])
+def test_what_is_no_folder_and_no_file_is_a_clear_error(tmp_path, make):
+    make(tmp_path / "log")
+    with pytest.raises(TelemetryError, match=r"no folder and no file.*\n.*\[log-missing\]"):
+        list(LogReader(tmp_path / "log"))
 
 
 def test_every_line_is_plain_json():

@@ -288,6 +288,8 @@ def find_members(source: ByteSource) -> dict[str, Member]:
         members[member.name] = member
         heads.append((name, position, member))
         position = member.start + member.size
+    if not members:
+        raise damaged("it doesn't begin as records do")
     _check_directory(source, position, heads)
     return members
 

@@ -212,8 +212,8 @@ def test_a_file_that_is_no_record_is_one_line_and_two(command, data, tmp_path) -
     done = call(*command, tmp_path / "x.rec")
     assert done.exit_code == 2
     assert len(done.output.splitlines()) == 1
-    assert done.output.startswith("Error: ")
-    assert "Traceback" not in done.output
+    assert done.output.startswith("Error: This is not a record")
+    assert ("doesn't begin as records do" in done.output) == (not data.startswith(b"PK"))
 
 
 def test_a_file_that_isnt_there_is_two(tmp_path) -> None:
