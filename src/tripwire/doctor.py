@@ -106,20 +106,8 @@ _WRITERS = (
     "with the C module: file and line of writes to modules' attributes, objects' classes and "
     "tensors' shapes; others unknown"
 )
-_VARIABLES = (
-    "TRIPWIRE_PURE",
-    "TRIPWIRE_BACKEND",
-    "TRIPWIRE_CACHE_DIR",
-    "TRIPWIRE_LOG_DIR",
-    "TRIPWIRE_LOG_BYTES",
-    "TRIPWIRE_LOGS",
-    "TRIPWIRE_RECORD_DIR",
-    "TRIPWIRE_RECORD_CHECK",
-    "TRIPWIRE_TELEMETRY",
-    "TRIPWIRE_SUMMARY",
-    "TRIPWIRE_DEBUG_DIR",
-)
 
 
 def _environment() -> list[Checkup]:
-    return [Checkup(name, os.environ[name]) for name in _VARIABLES if name in os.environ]
+    named = sorted(name for name in os.environ if name.startswith("TRIPWIRE_"))
+    return [Checkup(name, os.environ[name]) for name in named]

@@ -18,7 +18,7 @@ from types import FrameType, FunctionType
 from tripwire.errors import BadOption
 from tripwire.recording.capture.calls import Beginning, Writing, log
 from tripwire.recording.capture.failures import Ended, record_failure
-from tripwire.recording.capture.shelf import future_flags
+from tripwire.recording.capture.shelf import first_line, future_flags
 from tripwire.recording.format.manifest import Returned
 from tripwire.tracing.state import CURRENT
 from tripwire.values.classes import isinstance
@@ -112,14 +112,7 @@ def _find_item(block: ast.With, frame: FrameType) -> int:
 
 
 def _last_of_header(block: ast.With) -> int:
-    ends = [item.context_expr.end_lineno or 0 for item in block.items]
-    return max(ends)
-
-
-def _first_of_body(block: ast.With) -> int:
-    first = block.body[0]
-    decorators: list[ast.expr] = getattr(first, "decorator_list", [])
-    return min([first.lineno, *(decorator.lineno for decorator in decorators)])
+    return max(item.context_expr.end_lineno or 0 for item in block.items)
 
 
 # --- what can't be a function ---
@@ -199,7 +192,7 @@ def _write(
     assigned: list[str],
 ) -> str:
     """The function's text: the body where it was, a `def` above it."""
-    first, column = _first_of_body(block), block.body[0].col_offset
+    first, column = first_line(block.body[0]), block.body[0].col_offset
     indent, rest = _part(lines[first - 1], column)
     is_inline = bool(indent.strip())  # `with record_block(path): f(x)`
     head = f"def block({', '.join(names)}):"

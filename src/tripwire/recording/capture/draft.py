@@ -7,6 +7,7 @@ secret is removed from all of it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -215,7 +216,8 @@ class Cleaner:
         if isinstance(node, nodes.String):
             return node.text
         if isinstance(node, (nodes.Bytes, nodes.Text)):
-            return node.data.decode("utf-8", "surrogatepass") if _is_text(node.data) else None
+            with contextlib.suppress(UnicodeDecodeError):
+                return node.data.decode("utf-8", "surrogatepass")
         return None
 
     # --- replacing ---
@@ -322,14 +324,6 @@ def _relocate_code(code: nodes.Code, before: list[str], after: list[str]) -> nod
 
 def _lines_of(source: bytes) -> list[str]:
     return io.StringIO(source.decode("utf-8", "surrogatepass")).readlines()
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _names_of_defaults(code: types.CodeType, count: int) -> tuple[str, ...]:

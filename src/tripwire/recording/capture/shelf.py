@@ -126,14 +126,14 @@ def _imported_names(tree: ast.Module | None) -> tuple[str, ...]:
     return tuple(sorted(found - {"*"}))
 
 
-def _first_line(node: ast.stmt | ast.Lambda) -> int:
+def first_line(node: ast.stmt | ast.Lambda) -> int:
     """The line where Python says that it begins: decorators count."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min(node.lineno, *(one.lineno for one in decorators), node.lineno)
+    return min([node.lineno, *(one.lineno for one in decorators)])
 
 
 def _lines_of(statement: ast.stmt) -> tuple[int, int]:
-    return _first_line(statement), statement.end_lineno or statement.lineno
+    return first_line(statement), statement.end_lineno or statement.lineno
 
 
 def _definitions_at(
@@ -151,7 +151,7 @@ def _definitions_at(
             if not first <= line <= last:
                 continue
             around = (*around, node)
-        if isinstance(node, _Definition) and _first_line(node) == line:
+        if isinstance(node, _Definition) and first_line(node) == line:
             yield node, around
         waiting += [(child, around) for child in ast.iter_child_nodes(node)]
 

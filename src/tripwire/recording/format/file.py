@@ -301,10 +301,9 @@ def _check_members(source: ByteSource, members: Mapping[str, Member], manifest: 
 def _check_text(source: ByteSource, member: Member) -> None:
     """Source is UTF-8. A piece at a time: as a text it may take four times as much."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
-    end = member.start + member.size
     try:
-        for start in range(member.start, end, _PIECE):
-            decoder.decode(source.read(start, min(_PIECE, end - start)))
+        for piece in source.chunks(member.start, member.size, _PIECE):
+            decoder.decode(piece)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise damaged(f"{member.name} isn't UTF-8: {error.reason}") from None
