@@ -110,10 +110,10 @@ class Audit:
         """For JSON."""
         return {"ok": self.ok, **asdict(self)}
 
-    def render(self, *, every: bool = False, width: int = 120, color: bool = False) -> str:
+    def render(self, *, every: bool = False) -> str:
         """The table; `every` lists all places, and not faults and refusals alone."""
         text = io.StringIO()
-        console = Console(file=text, width=width, force_terminal=color, highlight=False)
+        console = Console(file=text, width=120, force_terminal=False, highlight=False)
         self.print_to(console, every=every)
         return text.getvalue()
 

@@ -312,7 +312,7 @@ class Collector:
     ) -> None:
         number = self._find_compile(process, event, at)
         if number != model.NONE:
-            part = "wires" if isinstance(event, schema.WiresArmed) else "reads"
+            part = schema.LONG[type(event)]
             found = getattr(event, part)
             before = getattr(self._compiles[number], part) if event.continues else 0
             setattr(self._compiles[number], part, before + len(found))

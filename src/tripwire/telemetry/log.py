@@ -29,7 +29,7 @@ from tripwire.errors import TelemetryError
 from tripwire.files import make_folder, open_new
 from tripwire.forks import make_lock
 from tripwire.telemetry import clock, schema
-from tripwire.telemetry.metrics import find_version
+from tripwire.telemetry.metrics import find_own_version
 from tripwire.telemetry.threads import count, local
 
 logger = logging.getLogger("tripwire.telemetry")
@@ -194,7 +194,7 @@ def describe_process() -> schema.Header:
         start_wall_ns=clock.wall_ns(),
         start_monotonic_ns=clock.monotonic_ns(),
         python=platform.python_version(),
-        tripwire=find_version("tripwire"),
+        tripwire=find_own_version(),
         torch=getattr(sys.modules.get("torch.version"), "__version__", None),
         executable=sys.executable,
         argv=tuple(sys.argv),

@@ -282,7 +282,7 @@ def _versions() -> dict[str, object]:
     torch_version = sys.modules.get("torch.version")
     return {
         "python_version": platform.python_version(),
-        "tripwire_version": find_version("tripwire"),
+        "tripwire_version": find_own_version(),
         "pytorch_version": getattr(torch_version, "__version__", None),
         "cuda_version": getattr(torch_version, "cuda", None),
         "triton_version": getattr(sys.modules.get("triton"), "__version__", None),
@@ -290,10 +290,10 @@ def _versions() -> dict[str, object]:
 
 
 @cache
-def find_version(package: str) -> str | None:
-    """The version of an installed package."""
+def find_own_version() -> str | None:
+    """tripwire's version; None where it isn't installed."""
     try:
-        return version(package)
+        return version("tripwire")
     except PackageNotFoundError:
         return None
 

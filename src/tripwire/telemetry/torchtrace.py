@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterable
@@ -57,9 +58,7 @@ def write_torch_trace(log: str | os.PathLike[str], target: str | os.PathLike[str
         if not allowance.take(_PATH):
             raise too_large("processes")
         with replacing(path) as file:
-            writer = TraceWriter(file, process)
-            writer.add(first)
-            writer.add_all(events)
+            TraceWriter(file, process).add_all(itertools.chain((first,), events))
         written.append(path)
     return written
 
@@ -123,7 +122,8 @@ class TraceWriter:
             self._release()
         match event:
             case schema.SpanDone():
-                self._span(event, ns)
+                args = {**event.data, **({"error": event.error} if event.error else {})}
+                self._chromium(event, ns, "X", event.name, args, event.duration_ns / 1000)
             case schema.Instant():
                 self._chromium(event, ns, "i", event.name, dict(event.data))
             case schema.CompileStarted():
@@ -140,12 +140,9 @@ class TraceWriter:
             case schema.GuardsBuilt():
                 self._hold(event, ns, {"dynamo_guards": {}}, event.source.encode())
             case schema.WiresArmed() | schema.ReadsSeen():
-                rows_of = event.wires if isinstance(event, schema.WiresArmed) else event.reads
-                name = (
-                    "tripwire_wires" if isinstance(event, schema.WiresArmed) else "tripwire_reads"
-                )
-                envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
-                self._hold(event, ns, envelope, msgspec.json.encode(rows_of)[1:-1])
+                part = schema.LONG[type(event)]
+                rows = msgspec.json.encode(getattr(event, part))[1:-1]
+                self._hold(event, ns, _name_artifact(f"tripwire_{part}"), rows)
             case (
                 schema.Retired()
                 | schema.RunRefused()
@@ -154,10 +151,6 @@ class TraceWriter:
             ):
                 name = f"tripwire_{event.__struct_config__.tag}"
                 self._artifact(event, ns, name, event)
-
-    def _span(self, event: schema.SpanDone, ns: int) -> None:
-        args = {**event.data, **({"error": event.error} if event.error else {})}
-        self._chromium(event, ns, "X", event.name, args, event.duration_ns / 1000)
 
     def _chromium(
         self,
@@ -185,8 +178,7 @@ class TraceWriter:
         self._write(event, ns, {"chromium_event": {}}, msgspec.json.encode(content))
 
     def _artifact(self, event: schema.Event, ns: int, name: str, content: object) -> None:
-        envelope: Envelope = {"artifact": {"name": name, "encoding": "json"}}
-        self._write(event, ns, envelope, msgspec.json.encode(content))
+        self._write(event, ns, _name_artifact(name), msgspec.json.encode(content))
 
     def _hold(self, event: _Long, ns: int, envelope: Envelope, piece: bytes) -> None:
         """Keep a payload until its last piece has come: its sum stands before it."""
@@ -245,6 +237,10 @@ class TraceWriter:
         moment = _moment(ns)
         prefix = f"V{moment:%m%d %H:%M:%S.%f} {thread or self._process.pid} {_PLACE}] "
         self._file.write(prefix.encode() + msgspec.json.encode(envelope) + b"\n")
+
+
+def _name_artifact(name: str) -> Envelope:
+    return {"artifact": {"name": name, "encoding": "json"}}
 
 
 def _moment(ns: int) -> datetime:

@@ -67,17 +67,17 @@ def is_typing(value: object) -> bool:
 
 def is_numpy_int_type(value: object) -> bool:
     """Whether a value is a NumPy integer scalar."""
-    return _is_of("numpy", value, _INT_NAMES)
+    return _is_numpys(value, _INT_NAMES)
 
 
 def is_numpy_float_type(value: object) -> bool:
     """Whether a value is a NumPy float scalar."""
-    return _is_of("numpy", value, _FLOAT_NAMES)
+    return _is_numpys(value, _FLOAT_NAMES)
 
 
 def is_numpy_ndarray(value: object) -> bool:
     """Whether a value is an array of NumPy's own class."""
-    return _is_of("numpy", value, ("ndarray",))
+    return _is_numpys(value, ("ndarray",))
 
 
 def is_function(value: object) -> bool:
@@ -136,9 +136,9 @@ def make_cell(*value: object) -> types.CellType:
     return types.CellType(*value)
 
 
-def _is_of(package: str, value: object, names: tuple[str, ...]) -> bool:
-    module = sys.modules.get(package)
-    return module is not None and any(type(value) is getattr(module, name) for name in names)
+def _is_numpys(value: object, names: tuple[str, ...]) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and any(type(value) is getattr(numpy, name) for name in names)
 
 
 class TypeSafeSerializer(json.JSONEncoder):
