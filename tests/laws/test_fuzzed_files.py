@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logs import EVENTS, build_header
 
 import tripwire
 from tripwire.backends.artifacts import Artifact, Store
@@ -28,31 +29,11 @@ from tripwire.errors import BadRecord, TelemetryError
 from tripwire.recording.format.container import Content, write_members
 from tripwire.report import build_report, write_report
 from tripwire.telemetry import (
-    CompilationMetrics,
     write_chrome_trace,
     write_speedscope,
     write_torch_trace,
 )
 from tripwire.telemetry.schema import (
-    MAJOR,
-    CompileFinished,
-    CompileStarted,
-    Counts,
-    GraphCaptured,
-    GraphNode,
-    GuardsBuilt,
-    Header,
-    Instant,
-    ReadRow,
-    ReadsSeen,
-    Recompiled,
-    RecordWritten,
-    Retired,
-    RunRefused,
-    RuntimeMetrics,
-    SpanDone,
-    ThreadNamed,
-    WiresArmed,
     encode,
 )
 
@@ -153,40 +134,8 @@ def damaged(draw, content: bytes) -> bytes:
 
 # --- logs --------------------------------------------------------------------------------------
 
-HEADER = Header(
-    major=MAJOR,
-    minor=0,
-    host="h",
-    pid=7,
-    parent_pid=1,
-    token="abc",
-    start_wall_ns=1_760_000_000_000_000_000,
-    start_monotonic_ns=5,
-    python="3",
-    argv=("train.py",),
-    ranks={"RANK": "0"},
-)
-ROW = ReadRow(source="L['x']", seen="1", file="f.py", line=3, text="x")
-NODE = GraphNode(name="a", op="call_function", target="F.linear", inputs=("b",), file="f.py")
-STAMP = {"time_ns": 9, "thread": 1, "compile_id": "0/0"}
-EVENTS = [
-    HEADER,
-    ThreadNamed(**STAMP, name="main"),
-    SpanDone(**STAMP, name="trace", duration_ns=5, depth=1, data={"a": 1}, error="E"),
-    Instant(**STAMP, name="begins", data={"a": [1, {"b": None}]}),
-    Counts(**STAMP, groups={"hits": {"all": 3}}),
-    CompileStarted(**STAMP, function="f", file="f.py", line=1, backend="inductor"),
-    CompileFinished(**STAMP, metrics=CompilationMetrics(co_name="f", duration_us=5, trace_us=3)),
-    RuntimeMetrics(**STAMP, metrics=CompilationMetrics(start_time_us=5)),
-    GraphCaptured(**STAMP, nodes=(NODE, NODE)),
-    GuardsBuilt(**STAMP, source="def guard(): ...", count=3),
-    WiresArmed(**STAMP, wires=(ROW,)),
-    ReadsSeen(**STAMP, reads=(ROW, ROW)),
-    Retired(**STAMP, source="G['k']", old="1", new="2", file="f.py", line=3),
-    RunRefused(**STAMP, slug="s", reason="r", function="f"),
-    RecordWritten(**STAMP, path="/x.rec", function="f", exception="E"),
-    Recompiled(**STAMP, function="f", reasons=("r",), user_contexts=("u",)),
-]
+HEADER = build_header(start_wall_ns=1_760_000_000_000_000_000, argv=("train.py",))
+LOG = [HEADER, *EVENTS]
 NUMBERS = st.one_of(
     st.integers(-10, 10),
     st.sampled_from([10**8, 2**31, 2**53, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30, 10**1000]),
@@ -204,7 +153,7 @@ VALUES = st.recursive(
 @st.composite
 def changed(draw) -> bytes:
     """An event of ours in which values at some places are others, of their kind or not."""
-    tree = json.loads(encode(draw(st.sampled_from(EVENTS))))
+    tree = json.loads(encode(draw(st.sampled_from(LOG))))
     for _ in range(draw(st.integers(0, 3))):
         holder = tree
         while True:
@@ -225,7 +174,7 @@ def changed(draw) -> bytes:
 def logs(draw) -> bytes:
     lines = [encode(HEADER)] if draw(st.integers(0, 9)) else []
     lines += draw(
-        st.lists(st.one_of(changed(), st.sampled_from(EVENTS).map(encode)), min_size=3, max_size=12)
+        st.lists(st.one_of(changed(), st.sampled_from(LOG).map(encode)), min_size=3, max_size=12)
     )
     content = b"".join(lines)
     return draw(damaged(content)) if draw(st.integers(0, 2)) == 0 else content
@@ -258,7 +207,7 @@ def check_log(base: Path, content: bytes) -> str:
 
 @pytest.mark.parametrize("number", [60, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_a_log_of_any_content_is_exported_or_refused_in_a_line(number, tmp_path, tell) -> None:
-    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(b"".join(map(encode, EVENTS)))
+    (tmp_path / "tripwire-h-7-abc.jsonl").write_bytes(b"".join(map(encode, LOG)))
     export(tmp_path)  # what is imported or read once is read now
     ends = play(logs(), lambda content: check_log(tmp_path, content), number)
     tell("logs", ends)

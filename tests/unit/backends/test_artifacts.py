@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tampering import AS_ROOT, SOMEBODY, TRICKS
 from torch import nn
 
 from tripwire.backends import artifacts
@@ -137,40 +138,10 @@ def test_an_artifact_of_another_key_isnt_this_ones(store, caplog) -> None:
 
 # --- whose it is -------------------------------------------------------------------------------
 
-SOMEBODY = 12345
-AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-
-
-def link_to_file(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
 
 def link_to_folder(path: Path) -> None:
     path.parent.rename(path.parent.with_name("elsewhere"))
     path.parent.symlink_to("elsewhere")
-
-
-def second_name(path: Path) -> None:
-    os.link(path, path.with_name("elsewhere"))
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def writable_file(path: Path) -> None:
-    path.chmod(0o666)
-
-
-def writable_folder(path: Path) -> None:
-    path.parent.chmod(0o770)
 
 
 def writable_root(path: Path) -> None:
@@ -187,29 +158,14 @@ def tag_elsewhere(path: Path) -> None:
     tag.symlink_to("tag")
 
 
-def file_given_away(path: Path) -> None:
-    os.chown(path, SOMEBODY, -1)
-
-
-def folder_given_away(path: Path) -> None:
-    os.chown(path.parent, SOMEBODY, -1)
-
-
 def root_given_away(path: Path) -> None:
-    os.chown(path.parent.parent, SOMEBODY, -1)
-
-
-def parent_given_away(path: Path) -> None:
     os.chown(path.parent.parent.parent, SOMEBODY, -1)
 
 
 OTHERS = [
-    *(link_to_file, link_to_folder, second_name, pipe, folder, writable_file, writable_folder),
-    *(writable_root, writable_parent, tag_elsewhere),
-    *(
-        pytest.param(trick, marks=AS_ROOT)
-        for trick in (file_given_away, folder_given_away, root_given_away, parent_given_away)
-    ),
+    *TRICKS,
+    *(link_to_folder, writable_root, writable_parent, tag_elsewhere),
+    pytest.param(root_given_away, marks=AS_ROOT),
 ]
 
 

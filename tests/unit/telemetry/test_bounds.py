@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from logs import build_header
 
 from tripwire.cli import main
 from tripwire.report import build_report
@@ -21,11 +22,9 @@ from tripwire.telemetry import log, reader, timelines, write_torch_trace
 from tripwire.telemetry.log import EventLog, logging_to
 from tripwire.telemetry.reader import LogReader
 from tripwire.telemetry.schema import (
-    MAJOR,
     GraphCaptured,
     GraphNode,
     GuardsBuilt,
-    Header,
     Instant,
     ReadRow,
     ReadsSeen,
@@ -37,17 +36,7 @@ from tripwire.telemetry.schema import (
     takes_much,
 )
 
-HEADER = Header(
-    major=MAJOR,
-    minor=0,
-    host="h",
-    pid=7,
-    parent_pid=1,
-    token="abc",
-    start_wall_ns=1000,
-    start_monotonic_ns=0,
-    python="3",
-)
+HEADER = build_header()
 HEADER_LINE = encode(HEADER)
 SPAN = {"event": "span", "time_ns": 1, "name": "s", "duration_ns": 1}
 COMMANDS = [

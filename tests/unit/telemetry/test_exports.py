@@ -15,6 +15,7 @@ import pytest
 from faketime import FakeClock, using_clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logs import build_header
 
 from tripwire import telemetry
 from tripwire.errors import TelemetryError
@@ -23,12 +24,10 @@ from tripwire.telemetry import logging_to, prometheus_text, pytorch, timed
 from tripwire.telemetry import metrics as metrics_module
 from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
-    MAJOR,
     Counts,
     GraphCaptured,
     GraphNode,
     GuardsBuilt,
-    Header,
     ReadRow,
     ReadsSeen,
     Recompiled,
@@ -44,12 +43,9 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture
 def log(tmp_path, monkeypatch):
     """The log of a small run at fixed times, in a process with fixed numbers."""
-    header = Header(
-        major=MAJOR,
-        minor=0,
+    header = build_header(
         host="box",
         pid=40,
-        parent_pid=1,
         token="cafe",
         start_wall_ns=1_700_000_000_000_000_000,
         start_monotonic_ns=1_000_000,

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logs import EVENTS, build_header
 from support import run_python
 from unit.telemetry.forking import in_fork
 
@@ -21,49 +22,14 @@ from tripwire.telemetry.compiles import CompileId, compiling
 from tripwire.telemetry.schema import (
     MAJOR,
     TAGS,
-    CompileFinished,
-    CompileStarted,
     Counts,
     Event,
-    GraphCaptured,
-    GraphNode,
-    GuardsBuilt,
     Header,
     Instant,
-    ReadRow,
-    ReadsSeen,
-    Recompiled,
-    RecordWritten,
-    Retired,
-    RunRefused,
-    RuntimeMetrics,
     SpanDone,
-    ThreadNamed,
-    WiresArmed,
     decode,
     encode,
 )
-
-EVENTS: list[Event] = [
-    ThreadNamed(time_ns=1, name="main"),
-    SpanDone(time_ns=2, name="trace", duration_ns=3, depth=1, data={"x": [1, None]}),
-    Instant(time_ns=3, name="hit", data={"x": {"y": 1.5}}),
-    Counts(time_ns=4, groups={"frames": {"hit": 1}}),
-    CompileStarted(time_ns=5, compile_id="0/0", function="f", file="f.py", line=3),
-    CompileFinished(time_ns=6, metrics=telemetry.CompilationMetrics(guard_count=2)),
-    GraphCaptured(
-        time_ns=7,
-        nodes=(GraphNode(name="y", op="call_function", target="sin", inputs=("x",), line=4),),
-    ),
-    GuardsBuilt(time_ns=8, source="def check(x): ..."),
-    WiresArmed(time_ns=9, wires=(ReadRow(source="G['S']", seen="2"),)),
-    ReadsSeen(time_ns=10, reads=(ReadRow(source="L['x']", file="f.py", line=2),)),
-    Retired(time_ns=11, source="G['S']", old="2", new="3", file="w.py", line=9, function="main"),
-    RunRefused(time_ns=12, slug="hidden-state", reason="a clock", excerpt="time()\n~~~~^^"),
-    RecordWritten(time_ns=13, path="f.rec"),
-    Recompiled(time_ns=14, function="f", reasons=("x: 2 → 3",), user_contexts=("epoch 1",)),
-    RuntimeMetrics(time_ns=15, metrics=telemetry.CompilationMetrics(is_runtime=True)),
-]
 
 
 def only_file(directory: Path) -> Path:
@@ -216,19 +182,7 @@ def write_log(directory: Path, lines: list[bytes], name: str = "tripwire-h-7-abc
     return path
 
 
-HEADER = encode(
-    Header(
-        major=MAJOR,
-        minor=0,
-        host="h",
-        pid=7,
-        parent_pid=1,
-        token="abc",
-        start_wall_ns=1000,
-        start_monotonic_ns=0,
-        python="3",
-    )
-)
+HEADER = encode(build_header())
 LINES = [HEADER, *map(encode, EVENTS)]
 
 
