@@ -216,20 +216,24 @@ def _build_options(given: dict[str, Any]) -> Options:
     backend = given["backend"] or os.environ.get("TRIPWIRE_BACKEND") or find_default_backend()
     handed = {"mode": given["mode"], "options": _leave_out_filter(given["options"])}
     on_error, folder = given["on_backend_error"], given["record_on_error"]
+    if folder is None:
+        folder = os.environ.get("TRIPWIRE_RECORD_DIR")
+    fullgraph, background = given["fullgraph"], given["background"]
     by_name = not callable(backend)
     return Options(
         find_backend(backend, given["mode"]),
-        given["fullgraph"],
-        given["cache_size"],
-        tuple((key, value) for key, value in handed.items() if value is not None),
-        _find_failures(os.environ.get("TRIPWIRE_RECORD_DIR") if folder is None else folder),
-        _note_failed,
-        on_error == "eager" or (on_error is None and by_name and not given["fullgraph"]),
-        given["dynamic"],
-        given["check"],
-        given["background"],
-        given["wait"] or (given["fullgraph"] and not given["background"]),
-        given["recompile_limit"],
+        fullgraph=fullgraph,
+        cache_size=given["cache_size"],
+        backend_options=tuple((key, value) for key, value in handed.items() if value is not None),
+        failures=_find_failures(folder),
+        witness=_note_failed,
+        eager_on_backend_error=on_error == "eager"
+        or (on_error is None and by_name and not fullgraph),
+        dynamic=given["dynamic"],
+        check=given["check"],
+        background=background,
+        waits=given["wait"] or (fullgraph and not background),
+        recompile_limit=given["recompile_limit"],
     )
 
 

@@ -303,6 +303,7 @@ def set_logs(wanted: str) -> None:
 
     They write to stderr from INFO on. A name that no logger has is an error.
     """
+    global _on
     names = {name.strip() for name in wanted.split(",")} - {""}
     unknown = sorted(names - {*NAMES, "all"})
     if unknown:
@@ -311,17 +312,15 @@ def set_logs(wanted: str) -> None:
             f"TRIPWIRE_LOGS takes a comma-separated list of {', '.join(NAMES)}, or all.",
             slug="logs-unknown-name",
         )
-    chosen = set(NAMES) if "all" in names else names
+    before, _on = _on, set(NAMES) if "all" in names else names
     for name in NAMES:
         logger = logging.getLogger(f"tripwire.{name}")
-        if name in chosen and name not in _on:
+        if name in _on:
             logger.addHandler(_handler)
             logger.setLevel(logging.INFO)
-            _on.add(name)
-        elif name not in chosen and name in _on:
+        elif name in before:
             logger.removeHandler(_handler)
             logger.setLevel(logging.NOTSET)
-            _on.discard(name)
 
 
 def get_logs() -> tuple[str, ...]:

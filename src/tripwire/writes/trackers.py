@@ -33,10 +33,8 @@ from tripwire.ranges import Frame
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.writes import sentry, snapshots, watching
 from tripwire.writes.patches import Patch, Patches
-from tripwire.writes.subscriptions import ExactWeakKeyDictionary, can_refer, ensure_patched
+from tripwire.writes.subscriptions import ExactWeakKeyDictionary, can_refer
 from tripwire.writes.watching import Change, Watch
-
-__all__ = ["MutationTracker", "ensure_patched", "watch"]
 
 log = logging.getLogger("tripwire.watch")
 

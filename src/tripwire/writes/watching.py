@@ -28,10 +28,8 @@ from tripwire.forks import make_lock
 from tripwire.ranges import Frame, SourceRange
 from tripwire.values.classes import name_of
 from tripwire.writes import snapshots
-from tripwire.writes.snapshots import ABSENT, GONE, ORDER, Difference
+from tripwire.writes.snapshots import Difference
 from tripwire.writes.subscriptions import AttributeWrite, Subscription, can_patch, can_refer
-
-__all__ = ["ABSENT", "GONE", "ORDER", "Change", "Watch", "watch"]
 
 log = logging.getLogger("tripwire.watch")
 

@@ -20,13 +20,11 @@ from tripwire.recording.format.blobs import StoredBlobs
 from tripwire.recording.format.checks import slots_of
 from tripwire.recording.format.container import damaged
 from tripwire.recording.format.nodes import AnyNode, Slot
-from tripwire.recording.format.views import AbsentView, Viewer
+from tripwire.recording.format.views import AbsentView, Value, Viewer
 
 if TYPE_CHECKING:
     from tripwire.recording.format.torchvalues import TensorBuilder
 
-
-Value = Callable[[Slot], object]
 
 _MAX_WEIGHT = 10_000_000  # leaves of all keys, counted as often as they are reached
 _MAX_DEPTH = 1000  # of tuples in a key: hashing goes as deep in C

@@ -39,7 +39,7 @@ from tripwire.recording.format.decode import Decoder
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Manifest, Outcome, encode_json
 from tripwire.recording.format.nodes import AnyNode, Slot, find_hook_ids
-from tripwire.recording.format.views import module_state
+from tripwire.recording.format.views import Value, module_state
 from tripwire.recording.replay.rebuild import Rebuilder
 from tripwire.values.classes import class_dict, is_kind, isinstance, mro
 from tripwire.values.contents import own_dict
@@ -262,9 +262,6 @@ def print_replayed() -> None:
 
 
 # --- live objects ---
-
-
-Value = Callable[[Slot], object]
 
 
 def rebuild(table: nodes.Table, blobs: StoredBlobs, rebuilder: Rebuilder) -> dict[str, object]:

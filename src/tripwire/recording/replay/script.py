@@ -147,7 +147,7 @@ class _ScriptWriter:
         self._fills += fills
 
     def _data(self, number: int) -> str:
-        return _wrap(base64.b64encode(self._record.blobs.read(number)).decode())
+        return wrap_literal(base64.b64encode(self._record.blobs.read(number)).decode())
 
     def blob(self, number: int) -> str:
         self._blobs[number] = None
@@ -324,7 +324,8 @@ def _mapping(names: Iterable[str], values: Iterable[Slot]) -> str:
     return f"{{{', '.join(pairs)}}}"
 
 
-def _wrap(text: str) -> str:
+def wrap_literal(text: str) -> str:
+    """A long text of ASCII as the lines of a string in parentheses."""
     return "\n".join(f'    "{line}"' for line in textwrap.wrap(text, 92)) or '    ""'
 
 

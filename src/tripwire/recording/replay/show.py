@@ -23,7 +23,7 @@ from tripwire.recording.capture.outcomes import explain, tell_redacted
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Manifest, printable
-from tripwire.recording.replay.script import Unwritable, write_script
+from tripwire.recording.replay.script import Unwritable, wrap_literal, write_script
 
 # --- in a terminal ---
 
@@ -157,9 +157,8 @@ def write_repro(path: str | os.PathLike[str]) -> tuple[str, str]:
 
 def _embed(record: ExecutionRecord, path: Path, why: str) -> str:
     packed = base64.b85encode(zlib.compress(path.read_bytes(), 9)).decode()
-    data = "\n".join(f'    "{line}"' for line in textwrap.wrap(packed, 92))
     head = _head(record, f"Needs tripwire (pip install tripwire), since {why}.")
-    return f"{head}\n{_sources(record)}\nRECORD = (\n{data}\n)\n{_TAIL}"
+    return f"{head}\n{_sources(record)}\nRECORD = (\n{wrap_literal(packed)}\n)\n{_TAIL}"
 
 
 def _head(record: ExecutionRecord, needs: str) -> str:
