@@ -30,7 +30,7 @@ from tripwire.backends.registry import Backend, find_backend
 from tripwire.dispatch.compiled import CompiledFunction, compile_callable
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.pipeline import Failures, Options
-from tripwire.env import HAS_GIL, is_own_code, torch_path
+from tripwire.env import is_own_code, torch_path
 from tripwire.errors import (
     COUNT,
     COUNT_OR_NONE,
@@ -41,6 +41,7 @@ from tripwire.errors import (
     Kind,
     check_kinds,
 )
+from tripwire.imports import HAS_GIL
 from tripwire.tracing import Trace, Tracer
 from tripwire.tracing.tracer import NEEDS_GIL
 from tripwire.values.classes import isinstance

@@ -9,6 +9,8 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from tripwire.imports import HAS_GIL
+
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
@@ -39,7 +41,7 @@ def _versions() -> list[Checkup]:
 
 def _python() -> Checkup:
     version = f"{platform.python_version()} on {sys.platform}"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    if not HAS_GIL:
         return Checkup("Python", f"{version}, free-threaded", False, "tripwire needs the GIL")
     tested = ", ".join(f"3.{minor}" for minor in TESTED_MINORS)
     if sys.version_info.minor in TESTED_MINORS:

@@ -18,9 +18,6 @@ import torch
 import typing_extensions
 from torch import fx, nn
 
-# Reads, writes and the twin's comparisons count on the GIL: nothing here is atomic without it.
-HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-
 # On a newer Python every call runs as plain Python. The bytecode of 3.14 is known (3.14.9 passes
 # tests/unit/reading/test_uses.py), but the C modules were never built there.
 IS_KNOWN_PYTHON = sys.version_info < (3, 14)

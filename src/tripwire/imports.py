@@ -64,9 +64,13 @@ def import_dynamo() -> None:
         importlib.import_module("torch._dynamo")
 
 
+# Reads, writes and the twins' comparisons count on the GIL: nothing is atomic without it.
+HAS_GIL: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def find_native(name: str) -> Any:
-    """A C module of tripwire's; None where it isn't built, or TRIPWIRE_PURE=1 asks for none."""
-    if os.environ.get("TRIPWIRE_PURE") == "1":
+    """A C module of tripwire's; None without the GIL, where it isn't built, or TRIPWIRE_PURE=1."""
+    if not HAS_GIL or os.environ.get("TRIPWIRE_PURE") == "1":
         return None
     try:
         return importlib.import_module(f"tripwire.{name}")

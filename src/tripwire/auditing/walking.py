@@ -27,7 +27,7 @@ from torch import nn
 from tripwire.auditing import holdings
 from tripwire.auditing.findings import PlaceKind, Unreached
 from tripwire.dispatch.compiled import find_dispatcher
-from tripwire.env import is_library_file, is_library_module, is_own_file
+from tripwire.env import is_library_file, is_library_module, is_own_code
 from tripwire.values.classes import class_dict, isinstance, module_of, mro, name_of
 
 LARGEST = 10_000  # items of a container that is looked into
@@ -112,13 +112,8 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
-@functools.cache
-def _is_library_file(name: str) -> bool:
-    return is_library_file(name) or is_own_file(name)
-
-
 def _is_library_code(code: types.CodeType) -> bool:
-    return _is_library_file(code.co_filename)
+    return is_library_file(code.co_filename) or is_own_code(code)
 
 
 def _is_library(cls: type) -> bool:

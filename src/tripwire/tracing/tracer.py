@@ -25,9 +25,9 @@ from msgspec import Struct
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tripwire.env import HAS_GIL, IS_KNOWN_PYTHON, is_library_file, is_own_code
+from tripwire.env import IS_KNOWN_PYTHON, is_library_file, is_own_code
 from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
-from tripwire.imports import importing, uncounted_registrations
+from tripwire.imports import HAS_GIL, importing, uncounted_registrations
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
 from tripwire.reading.sources import Local, Roots

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -139,8 +138,7 @@ def _sees_attribute_stores(sentry_class: type[twin.Sentry]) -> bool:
 
 def _choose() -> tuple[Any, tuple[str, ...]]:
     """Return the module to use, and the writers of objects that its sentry can't see."""
-    has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    watch = find_native("writes._watch") if has_gil else None
+    watch = find_native("writes._watch")
     if watch is None:  # or there was no dict watcher left for us
         return twin, ()
     unhooked = _install(watch.hook)
