@@ -40,7 +40,7 @@ def _in_a_line(error: Exception) -> str:
 
 
 def _tell_paths(*paths: Path) -> None:
-    """As they are for programs; on a terminal without what would command it."""
+    """Print paths: as they are for programs, and on a terminal without control characters."""
     is_shown = sys.stdout.isatty()
     for path in paths:
         click.echo(printable(str(path)) if is_shown else path)

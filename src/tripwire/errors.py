@@ -117,7 +117,7 @@ def raise_interruption(error: BaseException) -> None:
     """Raise what a signal's handler or another thread threw in, if that is why a block failed.
 
     To be called where the block's error is caught and would not be raised. A timeout is often an
-    Exception. What it meets, a compiler say, did not fail, and must not swallow it.
+    Exception. The code that it ends, such as a compiler, did not fail, and must not swallow it.
     """
     thrown = [each for each in _find_chain(error, sys._getframe(1)) if _is_thrown(each)]
     if thrown:

@@ -7,7 +7,6 @@ call once, observed, and says what compiling would start from: the traced graph 
 from __future__ import annotations
 
 import html
-import io
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -215,21 +214,21 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
     callee = dispatcher.callee
     redactor = Redactor()  # people paste what they are shown into issues
     return Explanation(
-        dispatcher.name,
-        f"{callee.file}:{callee.line}" if callee is not None and callee.file else "",
-        known.calls,
-        known.hits,
-        known.traces,
-        known.saved_us,
-        tuple(_view(i, entry, redactor) for i, entry in enumerate(dispatcher.entries)),
-        tuple(redactor.clean(str(cause)) for cause in known.causes),
-        tuple(_describe(refusal, n, redactor) for refusal, n in dispatcher.refusals.items()),
-        tuple(map(redactor.clean, dispatcher.closed)),
-        tuple(
+        name=dispatcher.name,
+        place=f"{callee.file}:{callee.line}" if callee is not None and callee.file else "",
+        calls=known.calls,
+        hits=known.hits,
+        traces=known.traces,
+        saved_us=known.saved_us,
+        entries=tuple(_view(i, entry, redactor) for i, entry in enumerate(dispatcher.entries)),
+        retirements=tuple(redactor.clean(str(cause)) for cause in known.causes),
+        refusals=tuple(_describe(r, count, redactor) for r, count in dispatcher.refusals.items()),
+        closed=tuple(map(redactor.clean, dispatcher.closed)),
+        resting=tuple(
             redactor.clean(f"{refusal} [{refusal.slug}]: tried again in {math.ceil(seconds)} s")
             for refusal, seconds in dispatcher.rests
         ),
-        _find_compiles(-1 if callee is None else callee.frame_id, redactor),
+        compiles=_find_compiles(-1 if callee is None else callee.frame_id, redactor),
     )
 
 
@@ -300,22 +299,18 @@ class Preview:
         }
 
     def __str__(self) -> str:
-        out = io.StringIO()
         if self.trace is None:
             assert self.refusal is not None
-            print(f"{self.name} would run as plain Python:", file=out)
-            print("\n".join(_refusal_lines(self.refusal)), file=out)
-            return out.getvalue().rstrip()
-        made = self.trace.statistics()
-        print(f"{self.name} can be captured: {made.ops} ops, {len(self.reads)} reads", file=out)
-        for branch in self.trace.branches:
-            print(f"  holds for {branch}", file=out)
-        for effect in self.trace.effects:
-            print(f"  repeats the write of {effect}", file=out)
-        print("\n".join(_table(list(self.reads[:_SHOWN]))), file=out)
+            lines = [f"{self.name} would run as plain Python:", *_refusal_lines(self.refusal)]
+            return "\n".join(lines)
+        ops = self.trace.statistics().ops
+        lines = [f"{self.name} can be captured: {ops} ops, {len(self.reads)} reads"]
+        lines += [f"  holds for {branch}" for branch in self.trace.branches]
+        lines += [f"  repeats the write of {effect}" for effect in self.trace.effects]
+        lines += _table(list(self.reads[:_SHOWN]))
         if len(self.reads) > _SHOWN:
-            print(f"  ... and {len(self.reads) - _SHOWN} more reads (.reads)", file=out)
-        return out.getvalue().rstrip()
+            lines.append(f"  ... and {len(self.reads) - _SHOWN} more reads (.reads)")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -396,7 +396,7 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-class Chance:
+class SavedGenerators:
     """Random generators, as they were; and the counter that torch names hooks by."""
 
     def __init__(self, generators: list[torch.Generator]) -> None:
@@ -419,8 +419,8 @@ class Chance:
     def take(self) -> Image:
         """How far each has been used."""
         states = [(f"generator {i}", _image_of(g)) for i, (g, _) in enumerate(self._torch)]
-        python = Plain(Chance, str(hash(random.getstate())))
-        return ImageNode(Chance, (*states, ("Python's", python)))
+        python = Plain(SavedGenerators, str(hash(random.getstate())))
+        return ImageNode(SavedGenerators, (*states, ("Python's", python)))
 
 
 def _image_of(generator: torch.Generator) -> Image:
@@ -440,7 +440,7 @@ class World:
             for key, (path, tensor) in walk.tensors.items()
         ]
         self._arrays = [(path, array, array.copy()) for path, array in walk.arrays]
-        self._chance = Chance(walk.generators)
+        self._generators = SavedGenerators(walk.generators)
         self._memories = {memory_of(k.tensor): k.path for k in self.tensors if memory_of(k.tensor)}
 
     def put_back(self) -> None:
@@ -452,7 +452,7 @@ class World:
         for _, array, values in self._arrays:
             if array.flags.writeable:  # what it shows of another's memory is put back there
                 array[...] = values
-        self._chance.put_back()
+        self._generators.put_back()
 
     def camera(self) -> Camera:
         """For images of what a call returned and left behind."""
@@ -473,7 +473,7 @@ class World:
         for path, array, values in self._arrays:
             if array.tobytes() != values.tobytes():
                 parts.append((path, Plain(type(array), repr(array))))
-        return ImageNode(World, (*parts, ("random state", self._chance.take())))
+        return ImageNode(World, (*parts, ("random state", self._generators.take())))
 
     def leaves(self) -> list[tuple[str, torch.Tensor]]:
         """Tensors that gradients can be asked of."""

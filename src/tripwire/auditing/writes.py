@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -358,7 +359,7 @@ def _absences(walk: Walk, ran: Ran) -> Iterator[Trial]:
                 yield _put(holding, name, "there is one now", lambda: 1, PlaceKind.ABSENCE)
             other = None if found is _NOTHING else find_other_plain(found)
             if other is not None:
-                made = partial(_get, other)
+                made = partial(itemgetter(0), other)
                 yield _put(holding, name, "in front of its class's", made, PlaceKind.ABSENCE)
 
 
@@ -381,11 +382,7 @@ def _aliases(walk: Walk) -> Iterator[Trial]:
         ]
         for (_, first), (key, second) in itertools.pairwise(tensors):
             if first is not second and first.shape == second.shape and first.dtype == second.dtype:
-                yield _put(holding, key, "the tensor before it", partial(_get, (first,)))
-
-
-def _get(held: tuple[Any]) -> Any:
-    return held[0]
+                yield _put(holding, key, "the tensor before it", partial(itemgetter(0), [first]))
 
 
 # --- names ---

@@ -279,21 +279,13 @@ def _settle() -> None:
                 if found is not None:
                     found.users.discard(user)
                     if not found.users:
-                        _undo(found)
-                        _forget(cls)
+                        while found.undo:  # the first methods that are patched come last
+                            found.undo[-1]()
+                            found.undo.pop()
+                        del _classes[cls]
                 _due.popleft()
         finally:
             _lock.release()
-
-
-def _forget(cls: type) -> None:
-    if cls in _classes:
-        del _classes[cls]
-
-
-def _undo(found: _Patched) -> None:
-    for step in reversed(found.undo):
-        step()
 
 
 # --- one object ----------------------------------------------------------------------------------

@@ -487,13 +487,9 @@ def _enum_made(cls: type) -> frozenset[str]:
             if type(function) is types.FunctionType:
                 if is_packaged_file(function.__code__.co_filename):
                     made.add(name)  # EnumType puts its own there, by what the bases are
-            elif not _is_users(function):
+            elif is_exactly(function, types.WrapperDescriptorType, types.MethodDescriptorType):
                 made.add(name)
     return frozenset(made - {"__doc__", "__annotations__"})
-
-
-def _is_users(value: object) -> bool:
-    return not is_exactly(value, types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
 # --- namedtuples ---

@@ -171,7 +171,7 @@ class Encoder:
         return nodes.Opaque(class_name(cls), reason)
 
     def strictness(self, value: object) -> Treatment:
-        """The least that a tensor is to be treated with."""
+        """How strictly a tensor must be treated at least."""
         return self._strictness.get(id(value), Treatment.FULL)
 
     def treat_alike(self, value: object, treatment: Treatment) -> None:

@@ -102,7 +102,7 @@ class Ended:
         dispatcher: Dispatcher | None,
         hit: bool = False,
     ) -> Ended:
-        """A call that raised. hit: it was compiled code that did, if that isn't to be seen."""
+        """A call that raised. hit: compiled code raised, though its traceback may not show it."""
         run = Entry.run.__code__
         frames = traceback.walk_tb(error.__traceback__)
         hit = hit or any(frame.f_code is run for frame, _ in frames)

@@ -156,7 +156,7 @@ def _ending(count: int, size: int, start: int) -> bytes:
     return wide + end
 
 
-def _settle(out: BinaryIO) -> None:
+def _flush(out: BinaryIO) -> None:
     out.flush()
     os.fsync(out.fileno())
 
@@ -166,7 +166,7 @@ def write_new(path: Path, members: Mapping[str, tuple[Content, int]]) -> Path:
     make_folder(path.parent)
     with writing_beside(path) as draft:
         write_members(draft.file, members)
-        _settle(draft.file)
+        _flush(draft.file)
         return _link_free(draft, path)
 
 
@@ -186,7 +186,7 @@ def replace(path: Path, members: Mapping[str, tuple[Content, int]]) -> None:
     """Write a file anew in the place of the one that is there."""
     with replacing(path) as out:
         write_members(out, members)
-        _settle(out)
+        _flush(out)
 
 
 # --- reading ---

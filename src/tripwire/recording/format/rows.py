@@ -159,7 +159,7 @@ def _is_short(line: bytes) -> bool:
 
 
 def weigh(pieces: Iterable[bytes], most: int) -> int:
-    """What a table leaves of what it may take. Soon told: nothing is decoded."""
+    """How much memory is left for wide texts beside this table. Nothing is decoded for that."""
     for piece in pieces:
         most -= estimate_memory(piece)
         if most < 0:
