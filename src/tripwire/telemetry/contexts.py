@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Self, TypeVar
 
 from tripwire.errors import TelemetryError
 from tripwire.forks import make_lock
@@ -36,6 +36,7 @@ from tripwire.telemetry.schema import CompileFinished, RuntimeMetrics
 logger = logging.getLogger("tripwire.telemetry")
 
 _OWN = __file__.removesuffix("contexts.py")
+_T = TypeVar("_T")
 
 OnExit = Callable[[HandOver], object]
 
@@ -135,27 +136,23 @@ class MetricsContext(_Figures):
 
     def add_to_set(self, metric: str, value: object) -> None:
         """Add to a set of values."""
-        self._check(metric)
-        found = self._metrics.setdefault(metric, set())
-        if not isinstance(found, set):
-            raise self._is_something_else(metric, found, "a set")
-        found.add(value)
+        self._gather(metric, set[object](), "a set").add(value)
 
     def set_key_value(self, metric: str, key: str, value: object) -> None:
         """Say what one key of a mapping is, as often as wanted."""
-        self._check(metric)
-        found = self._metrics.setdefault(metric, {})
-        if not isinstance(found, dict):
-            raise self._is_something_else(metric, found, "a mapping")
-        found[key] = value
+        self._gather(metric, dict[str, object](), "a mapping")[key] = value
 
     def add_top_n(self, metric: str, key: str, value: int, at_most: int = 25) -> None:
         """Offer an item to a list of the most expensive ones."""
+        self._gather(metric, TopN(at_most), "a top-N list").add(key, value)
+
+    def _gather(self, metric: str, fresh: _T, wanted: str) -> _T:
+        """What a metric holds, which begins as `fresh`."""
         self._check(metric)
-        found = self._metrics.setdefault(metric, TopN(at_most))
-        if not isinstance(found, TopN):
-            raise self._is_something_else(metric, found, "a top-N list")
-        found.add(key, value)
+        found = self._metrics.setdefault(metric, fresh)
+        if not isinstance(found, type(fresh)):
+            raise self._is_something_else(metric, found, wanted)
+        return found
 
     def _check(self, *metrics: str) -> None:
         if self._level == 0:

@@ -401,10 +401,10 @@ class ClassMaker:
         dataclasses.dataclass(**{name: value(slot) for name, slot in params.items()})(cls)
         for name, member in members.items():
             _set(cls, name, member)
-        for name, field in zip(names, fields, strict=True):
-            cls.__dataclass_fields__[name].type = value(field["type"])
-        types = {name: value(field["type"]) for name, field in zip(names, fields, strict=True)}
-        _set(cls, "__annotations__", types if annotations is None else annotations)
+        kinds = {name: value(field["type"]) for name, field in zip(names, fields, strict=True)}
+        for name, kind in kinds.items():
+            cls.__dataclass_fields__[name].type = kind
+        _set(cls, "__annotations__", kinds if annotations is None else annotations)
 
     # --- enums ---
 

@@ -142,15 +142,11 @@ class Rebuilt:
             torch.default_generator.set_state(self.generators["torch"])
         for name, state in self.generators.items():
             if name.startswith("cuda:"):
-                self._set_cuda_generator(name, state)
+                import torch
 
-    @staticmethod
-    def _set_cuda_generator(name: str, state: Any) -> None:
-        import torch
-
-        number = int(name.partition(":")[2])
-        if torch.cuda.is_available() and number < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state, number)
+                number = int(name.partition(":")[2])
+                if torch.cuda.is_available() and number < torch.cuda.device_count():
+                    torch.cuda.set_rng_state(state, number)
 
 
 @contextlib.contextmanager

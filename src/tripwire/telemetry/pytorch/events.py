@@ -52,9 +52,7 @@ class CompileEventLogger:
         event, metrics = _find(event_name, log_level)
         if metrics is not None:
             metrics.update(metadata, overwrite)
-        event.data = {**(event.data or {}), **metadata}
-        if log_level is not Level.CHROMIUM:
-            event.logged = {**(event.logged or {}), **metadata}
+        _add(event, log_level, add_all, metadata)
 
     @staticmethod
     def add_toplevel(log_level: Level, overwrite: bool = False, **metadata: object) -> None:
@@ -156,7 +154,7 @@ class CompileEventLogger:
 def _add(
     event: OpenEvent, log_level: Level, add: Callable[..., dict[str, object]], *entry: object
 ) -> None:
-    """Add an entry to an event's data, and to what is logged of it where the level says so."""
+    """Add something to an event's data, and to what is logged of it where the level says so."""
     event.data = add(event.data, *entry)
     if log_level is not Level.CHROMIUM:
         event.logged = add(event.logged, *entry)
@@ -298,8 +296,7 @@ class ChromiumEventLogger:
 
     def add_event_data(self, event_name: str, **data: object) -> None:
         """Attach data to an open event; it appears at its end."""
-        event = find_open_event(event_name)
-        event.data = {**(event.data or {}), **data}
+        _add(find_open_event(event_name), Level.CHROMIUM, add_all, data)
 
     def try_add_event_data(self, event_name: str, **data: object) -> None:
         """The same, or nothing where the event isn't open."""
@@ -308,13 +305,11 @@ class ChromiumEventLogger:
 
     def increment(self, event_name: str, key: str, value: int) -> None:
         """Add to a number among an open event's data."""
-        event = find_open_event(event_name)
-        event.data = add_number(event.data, key, value)
+        _add(find_open_event(event_name), Level.CHROMIUM, add_number, key, value)
 
     def add_to_set(self, event_name: str, key: str, value: object) -> None:
         """Add to a set among an open event's data."""
-        event = find_open_event(event_name)
-        event.data = add_member(event.data, key, value)
+        _add(find_open_event(event_name), Level.CHROMIUM, add_member, key, value)
 
     def reset(self) -> None:
         """Nothing is open in this thread."""
@@ -349,8 +344,7 @@ class ChromiumEventLogger:
             return
         event = state.stack.pop()
         if metadata:
-            event.data = {**(event.data or {}), **metadata}
-            event.logged = {**(event.logged or {}), **metadata}
+            _add(event, Level.PT2_COMPILE, add_all, metadata)
         spans.finish_event(event, time_ns, state)
         if spans.timeline is not self:
             self.end(event, time_ns, state)
@@ -481,6 +475,11 @@ def find_open_event(event_name: str) -> OpenEvent:
             slug="event-not-open",
         )
     return event
+
+
+def add_all(data: dict[str, object] | None, more: dict[str, object]) -> dict[str, object]:
+    """Data with more of it."""
+    return {**(data or {}), **more}
 
 
 def add_number(data: dict[str, object] | None, key: str, value: int) -> dict[str, object]:
