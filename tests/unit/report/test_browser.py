@@ -12,6 +12,7 @@ from unit.report.samples import MS, flat_graph, header, hostile_events, write_gp
 
 from tripwire.report import build_report, compare, write_report
 from tripwire.telemetry import CompilationMetrics
+from tripwire.telemetry.metrics import PHASES
 from tripwire.telemetry.schema import CompileFinished, CompileStarted, GraphCaptured
 
 pytestmark = pytest.mark.skipif(
@@ -290,18 +291,18 @@ def test_colours_follow_the_system_and_are_readable_in_both(page) -> None:
         for (const text of ["--text", "--muted", "--accent"])
             for (const back of ["--bg", "--surface", "--sunken"]) pairs.push([text, back]);
         for (const kind of ["good", "bad", "warn"]) pairs.push([`--${kind}`, `--${kind}-soft`]);
-        for (const name of ["trace", "observe", "plan", "arm", "backend", "first_run", "check",
-            "retire", "record", "other"]) pairs.push(["--on-fill", `--p-${name}`]);
+        for (const name of [...PHASE_NAMES, "other"]) pairs.push(["--on-fill", `--p-${name}`]);
         return pairs.map(([a, b]) => {
             const [high, low] = [light(a), light(b)].sort((x, y) => y - x);
             return [a, b, (high + 0.05) / (low + 0.05)];
         });
     })()"""
+    names = f"var PHASE_NAMES = {[name.removesuffix('_us') for name in PHASES]}"
     backgrounds = []
     for scheme in ("light", "dark"):
         page.prefer(scheme)
         backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        assert [pair for pair in page.evaluate(script) if pair[2] < 4.5] == []
+        assert [pair for pair in page.evaluate(f"{names}; {script}") if pair[2] < 4.5] == []
     assert backgrounds[0] != backgrounds[1]
     page.go("compile/0/graph/31")
     shoot(page, "dark")

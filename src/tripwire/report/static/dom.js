@@ -130,7 +130,6 @@ const PHASE_NAMES = [
   "arm",
   "backend",
   "first_run",
-  "check",
   "retire",
   "record",
 ];

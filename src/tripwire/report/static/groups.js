@@ -20,7 +20,7 @@ function occurrences(group, withValues) {
     ),
     table(
       [
-        { label: "At", number: true, value: (r) => r.time, show: (r) => formatNs(r.time) },
+        figureColumn("At", (r) => r.time, formatNs),
         {
           label: "Compile",
           value: (r) => report.compiles[r.compile]?.id,
@@ -55,12 +55,7 @@ const leftOut = (groups) =>
 const processColumn = () =>
   report.processes.length > 1 && { label: "Processes", value: (r) => byProcess(r) };
 
-const countColumn = {
-  label: "Count",
-  number: true,
-  value: (r) => r.count,
-  show: (r) => formatCount(r.count),
-};
+const countColumn = figureColumn("Count", (r) => r.count);
 
 const placeColumn = (label) => ({
   label,
@@ -205,7 +200,7 @@ function recordsPage() {
         },
         { label: "Raised", value: (r) => r.exception },
         { label: "File", value: (r) => r.path, show: (r) => h("code", null, r.path) },
-        { label: "At", number: true, value: (r) => r.time_ns, show: (r) => formatNs(r.time_ns) },
+        figureColumn("At", (r) => r.time_ns, formatNs),
         { label: "Process", value: (r) => processName(r.process) },
       ],
       report.records,

@@ -1,57 +1,18 @@
 // Processes side by side: the same figure of each in one line, what stands out marked.
 
 function processTable() {
+  const largest = d3.max(report.processes, (one) => one.duration_us);
   return table(
     [
       { label: "Process", value: (r) => r.label },
-      {
-        label: "Compiles",
-        number: true,
-        value: (r) => r.compiles,
-        show: (r) => formatCount(r.compiles),
-      },
-      {
-        label: "Compile time",
-        number: true,
-        value: (r) => r.duration_us,
-        show: (r) =>
-          withBar(
-            formatUs(r.duration_us),
-            r.duration_us,
-            d3.max(report.processes, (one) => one.duration_us),
-          ),
-      },
-      {
-        label: "Unattributed",
-        number: true,
-        value: (r) => r.unattributed_us,
-        show: (r) => formatShare(r.unattributed_us, r.duration_us),
-      },
-      {
-        label: "Retirements",
-        number: true,
-        value: (r) => r.retirements,
-        show: (r) => formatCount(r.retirements),
-      },
-      {
-        label: "Refusals",
-        number: true,
-        value: (r) => r.refusals,
-        show: (r) => formatCount(r.refusals),
-      },
-      {
-        label: "Recompiles",
-        number: true,
-        value: (r) => r.recompiles,
-        show: (r) => formatCount(r.recompiles),
-      },
-      {
-        label: "Records",
-        number: true,
-        value: (r) => r.records,
-        show: (r) => formatCount(r.records),
-      },
-      { label: "Events", number: true, value: (r) => r.events, show: (r) => formatCount(r.events) },
+      figureColumn("Compiles", (r) => r.compiles),
+      figureColumn("Compile time", (r) => r.duration_us, (us) => withBar(formatUs(us), us, largest)),
+      unattributedColumn,
+      figureColumn("Retirements", (r) => r.retirements),
+      figureColumn("Refusals", (r) => r.refusals),
+      figureColumn("Recompiles", (r) => r.recompiles),
+      figureColumn("Records", (r) => r.records),
+      figureColumn("Events", (r) => r.events),
     ],
     report.processes,
     { caption: "Processes" },
@@ -119,18 +80,8 @@ function processesPage() {
         { label: "Python", value: (r) => r.python },
         { label: "torch", value: (r) => r.torch },
         { label: "tripwire", value: (r) => r.tripwire },
-        {
-          label: "Began",
-          number: true,
-          value: (r) => r.start_ns,
-          show: (r) => formatNs(r.start_ns),
-        },
-        {
-          label: "Lasted",
-          number: true,
-          value: (r) => r.end_ns - r.start_ns,
-          show: (r) => formatNs(r.end_ns - r.start_ns),
-        },
+        figureColumn("Began", (r) => r.start_ns, formatNs),
+        figureColumn("Lasted", (r) => r.end_ns - r.start_ns, formatNs),
         {
           label: "Command",
           value: (r) => r.argv.join(" "),

@@ -2,6 +2,20 @@
 
 const PAGE = 100;
 
+/** A column of figures: what is sorted, and how it is shown. */
+const figureColumn = (label, value, format = formatCount) => ({
+  label,
+  number: true,
+  value,
+  show: (r) => format(value(r), r),
+});
+
+const unattributedColumn = figureColumn(
+  "Unattributed",
+  (r) => r.unattributed_us,
+  (us, r) => formatShare(us, r.duration_us),
+);
+
 /**
  * columns: [{label, value(row) → what is sorted and searched, show(row) → content, number, start}]
  * options: {caption, sort: column number, descending, filter: whether there is a filter box, id}
