@@ -419,7 +419,7 @@ class Logged(torch.Tensor):
 
 
 @pytest.mark.parametrize("cls", [Tagged, Logged, nn.Parameter])
-def test_tensor_subclasses(pair, cls) -> None:
+def test_calls_with_tensor_subclasses_agree(pair, cls) -> None:
     compiled, plain = pair
     x = X.clone().as_subclass(cls) if cls is not nn.Parameter else nn.Parameter(X)
     check_calls(compiled, plain, X)

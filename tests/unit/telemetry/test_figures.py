@@ -61,15 +61,16 @@ def test_a_summary_is_logged_at_exit_when_it_is_switched_on():
     assert "trace" in shown
 
 
-def test_runtime_metrics_that_nobody_finished_are_in_the_log_at_exit(tmp_path):
+def test_counters_and_runtime_metrics_that_nobody_finished_are_in_the_log_at_exit(tmp_path):
     code = (
         f"import os; os.environ['TRIPWIRE_LOG_DIR'] = {str(tmp_path)!r}\n"
         "from tripwire import telemetry as t\n"
-        "with t.timed('x', column_us='first_run_us'): pass\n"
+        "with t.timed('x', column_us='first_run_us'): t.count('frames', 'hit')\n"
     )
     run_python(code)
-    last = list(telemetry.read_events(tmp_path))[-1].event
-    assert last.metrics.is_runtime
+    *_, metrics, counts = (logged.event for logged in telemetry.read_events(tmp_path))
+    assert metrics.metrics.is_runtime
+    assert counts.groups == {"frames": {"hit": 1}}
 
 
 def test_a_table_is_markdown_and_shows_texts_as_they_are():

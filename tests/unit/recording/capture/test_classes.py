@@ -173,7 +173,7 @@ def uses_slots():
         return s.both(), s.c, s.free, s.__dict__, hasattr(s, "b")
 
 
-def test_slots() -> None:
+def test_slots_come_back_without_a_dict() -> None:
     check_same_calls(uses_slots, ())
     for copy, _ in both_ways((Slotted(4), uses_slots)):
         assert (copy.a, type(copy).__slots__) == (4, ("__hidden", "a", "b"))
@@ -326,7 +326,7 @@ def makes_classes(base):
     return Local
 
 
-def test_local_and_inner_classes() -> None:
+def test_classes_that_functions_make_come_back() -> None:
     made = makes_classes(Square)
 
     def calls():
@@ -400,7 +400,7 @@ def uses_operators():
     return int(a + 3), list(a), a[5], a == 2, {a: 1}[2], hash(a)
 
 
-def test_operators() -> None:
+def test_operators_of_a_class_come_back() -> None:
     check_same_calls(uses_operators, ())
 
 
@@ -770,7 +770,7 @@ def uses_namedtuples():
     )
 
 
-def test_namedtuples() -> None:
+def test_namedtuples_come_back_with_their_methods() -> None:
     check_same_calls(uses_namedtuples, ())
     values = Pair(4, "q"), Plain(1, 2), Derived(3), uses_namedtuples
     for pair, plain, derived, _ in both_ways(values):
@@ -782,7 +782,7 @@ class Movie(typing.TypedDict, total=False):
     name: str
 
 
-def test_typed_dicts() -> None:
+def test_typed_dicts_come_back() -> None:
     def calls():
         return Movie(name="x"), Movie.__total__
 
@@ -820,7 +820,7 @@ class Net(nn.Module):
         return self.tied(x)
 
 
-def test_modules_of_torch() -> None:
+def test_a_module_comes_back_with_its_tied_weights_and_no_more_than_code_asks_for() -> None:
     net = Net()
     x = torch.randn(2, 3)
     for copy in both_ways(net):

@@ -360,7 +360,7 @@ def test_lambdas_in_one_line_are_told_apart() -> None:
     assert len({code.place for code in codes}) == 3
 
 
-def test_lambdas_inside_expressions() -> None:
+def test_lambdas_inside_expressions_are_told_apart() -> None:
     check_same_calls(table_of["a"], (2,))
     check_same_calls(table_of["b"][0], ())
     check_same_calls(table_of["b"][1], (1, 2))
@@ -482,7 +482,7 @@ def test_wrappers_that_a_library_made_are_built_on_its_namespace() -> None:
     check_same_calls(without_grad, ())
 
 
-def test_single_dispatch() -> None:
+def test_single_dispatch_chooses_the_same() -> None:
     check_same_calls(dispatched, (1,), ("x",), ([1, "x"],))
 
 
@@ -497,7 +497,7 @@ class Holder:
         return self.x + y
 
 
-def test_methods_and_partials() -> None:
+def test_methods_and_partials_stay_bound() -> None:
     holder = Holder(1)
     for method, same in both_ways((holder.method, holder)):
         assert method(2) == 3
@@ -509,7 +509,7 @@ def test_methods_and_partials() -> None:
         assert copy[1]([1, 2]) == 2
 
 
-def test_methods_of_c_objects() -> None:
+def test_methods_of_c_objects_stay_bound_to_them() -> None:
     items: list[int] = []
     for append, same in both_ways((items.append, items)):
         append(5)
@@ -522,7 +522,7 @@ def test_methods_of_c_objects() -> None:
         assert made[5]("a") == {"a": None}
 
 
-def test_weak_references() -> None:
+def test_weak_references_lead_to_the_same_or_to_nothing() -> None:
     holder = Holder(1)
     dead = weakref.ref(Holder(2))
     for alive, same, gone in both_ways((weakref.ref(holder), holder, dead)):

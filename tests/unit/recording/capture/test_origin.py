@@ -164,7 +164,7 @@ def test_files() -> None:
     assert not is_packaged_file("<ipython-input-1>")
 
 
-def test_modules_by_name() -> None:
+def test_a_module_is_installed_if_its_file_is() -> None:
     assert is_installed_module("torch.nn")
     assert is_installed_module("sys")
     assert is_installed_module("tripwire.recording")
@@ -181,7 +181,7 @@ def test_a_users_module_with_the_name_of_a_librarys(tmp_path, monkeypatch) -> No
     assert find_library(module) is None
 
 
-def test_namespaces() -> None:
+def test_a_namespace_is_a_librarys_only_if_it_is_that_very_dict() -> None:
     assert find_library_namespace(vars(json)) == Library("json", "__dict__")
     assert find_library_namespace(globals()) is None
     assert find_library_namespace({"__name__": "json"}) is None

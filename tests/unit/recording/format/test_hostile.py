@@ -294,7 +294,7 @@ def test_sizes_that_are_said_but_not_there(tmp_path) -> None:
             check_refused(bytes(changed))
 
 
-def test_members_that_overlap(tmp_path) -> None:
+def test_members_that_overlap_are_refused(tmp_path) -> None:
     """The directory points two names at one member's bytes."""
     data = bytearray(valid(tmp_path))
     first = data.index(b"PK\1\2")
@@ -303,7 +303,7 @@ def test_members_that_overlap(tmp_path) -> None:
     check_refused(bytes(data))
 
 
-def test_a_great_many_members() -> None:
+def test_a_great_many_members_are_refused() -> None:
     data = zipped([(f"src/{i}.py", b"") for i in range(20_000)])
     check_refused(data)
 
@@ -493,7 +493,7 @@ TABLES: dict[str, list[bytes]] = {
 @pytest.mark.parametrize(
     ("reason", "objects"), [(reason, one) for reason, many in TABLES.items() for one in many]
 )
-def test_tables_that_cannot_be(tmp_path, reason, objects) -> None:
+def test_tables_that_cannot_be_are_refused(tmp_path, reason, objects) -> None:
     assert reason in str(check_refused(with_objects(tmp_path, objects)))
 
 
@@ -517,14 +517,14 @@ def test_tables_that_cannot_be(tmp_path, reason, objects) -> None:
         '0,[1],0,"","float32",[1],0,"cpu",true',
     ],
 )
-def test_views_beyond_their_blob(tmp_path, view_) -> None:
+def test_views_beyond_their_blob_are_refused(tmp_path, view_) -> None:
     node = f'["view",{view_}]'.encode()
     check_refused(with_objects(tmp_path, lay_out(b'{"x":[0]}', node)))
 
 
 @pytest.mark.parametrize("count", [999_999, 10**6 * 4])
 @pytest.mark.parametrize("sign", [b"", b"-"])
-def test_huge_numbers(tmp_path, count, sign) -> None:
+def test_huge_numbers_are_refused(tmp_path, count, sign) -> None:
     for node in (b'["list",[%s]]', b'["tensor",%s]', b'["withheld","shape","int8",[%s],[1],"cpu"]'):
         check_refused(with_objects(tmp_path, lay_out(nodes=node % (sign + b"9" * count))))
 
@@ -570,12 +570,12 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("nodes", "reason"), KEYS.values(), ids=KEYS)
-def test_keys_that_take_long(tmp_path, nodes, reason) -> None:
+def test_keys_that_take_long_are_refused(tmp_path, nodes, reason) -> None:
     with pytest.raises(BadRecord, match=reason):
         look(with_objects(tmp_path, lay_out(b'{"x":[0]}', nodes)))
 
 
-def test_ranges_that_take_long(tmp_path) -> None:
+def test_ranges_that_take_long_are_refused(tmp_path) -> None:
     nodes = b'["range",0,[1],1],["int","%s"]' % (b"f" * 9000)
     check_refused(with_objects(tmp_path, lay_out(b'{"x":[0]}', nodes)))
 

@@ -420,7 +420,7 @@ SOUND = [
 
 
 @pytest.mark.parametrize("value", SOUND, ids=["powers", "shared", "equal hashes"])
-def test_sound_keys(tmp_path, value) -> None:
+def test_sound_keys_come_back(tmp_path, value) -> None:
     assert again(tmp_path, value) == value
 
 
