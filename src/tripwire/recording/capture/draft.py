@@ -275,7 +275,7 @@ class Cleaner:
                 changed[field] = after
         return cast("AnyNode", msgspec.structs.replace(node, **changed)) if changed else node
 
-    def _clean_slot(self, slot: Slot, name: str | None = None) -> Slot:
+    def _clean_slot(self, slot: Slot, name: str | None) -> Slot:
         return self._redactor.clean(slot, name) if isinstance(slot, str) else slot
 
 

@@ -183,12 +183,10 @@ class BlobRuns:
 class StoredBlobs:
     """The blobs of a file. Nothing of them is in memory until it is asked for."""
 
-    def __init__(
-        self, source: ByteSource, own: Sequence[Blob] = (), packed: BlobRuns | None = None
-    ) -> None:
+    def __init__(self, source: ByteSource, own: Sequence[Blob], packed: BlobRuns) -> None:
         self._source = source
         self._own = own
-        self._packed = packed or BlobRuns(0)
+        self._packed = packed
 
     def __len__(self) -> int:
         return len(self._own) + len(self._packed)

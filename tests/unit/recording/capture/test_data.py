@@ -32,7 +32,7 @@ from tripwire.recording.capture.classes import _names_of_code
 from tripwire.recording.capture.encode import Encoder
 from tripwire.recording.capture.origin import KEEP_ALL, Blobs
 from tripwire.recording.format import nodes
-from tripwire.recording.format.blobs import StoredBlobs
+from tripwire.recording.format.blobs import BlobRuns, StoredBlobs
 from tripwire.recording.format.container import ByteSource
 from tripwire.recording.format.decode import view
 from tripwire.recording.format.file import Record
@@ -482,7 +482,8 @@ def test_views_describe_without_trust(tmp_path) -> None:
 
 
 def table_view(*table: nodes.AnyNode) -> object:
-    return view(nodes.Table({"value": (0,)}, table), StoredBlobs(ByteSource.of(b"")))["value"]
+    blobs = StoredBlobs(ByteSource.of(b""), (), BlobRuns(0))
+    return view(nodes.Table({"value": (0,)}, table), blobs)["value"]
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,7 @@ TABLES: dict[str, list[bytes]] = {
     "unknown field": [lay_out(more=b',"more":1')],
     "Invalid base64": [lay_out(nodes=b'["text","!"]'), lay_out(nodes=b'["bytes","YQ"]')],
     "refers to a blob that isn't there": [
-        lay_out(nodes=b'["tensor",7]'),
+        lay_out(nodes=b'["tensor",1]'),  # there is one blob
         lay_out(nodes=b'["tensor",9223372036854775807]'),
         lay_out(nodes=b'["array",7,"<f8",[1],false,false]'),
     ],
