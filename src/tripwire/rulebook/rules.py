@@ -8,6 +8,7 @@ So a gap in the tables costs an unneeded branch, never a baked value (L2).
 from __future__ import annotations
 
 import copy
+import gc
 import operator
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from functools import cache
 from types import (
     BuiltinFunctionType,
     CodeType,
+    FrameType,
     FunctionType,
     MethodDescriptorType,
     MethodWrapperType,
@@ -330,12 +332,15 @@ def _build_rule(func: Any) -> Rule:
         "splits": name in _SPLITS,
         "may_write": _writes(name) or isinstance(func, FunctionType),  # F.relu(inplace=True)
     }
-    if name in _OPERATORS and getattr(torch.Tensor, name) is func:
+    module = getattr(func, "__module__", None)  # a method of C's has none
+    own = getattr(torch.Tensor, name, None), _first_method(name)
+    is_method = func in own or module == "torch._tensor"
+    if name in _OPERATORS and is_method:
         return Call("call_function", _OPERATORS[name], name, None, **facts)
-    if getattr(torch.Tensor, name, None) is func or func.__module__ == "torch._tensor":
+    if is_method:
         return Call("call_method", name, name, None, **facts)
     also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name) or _find_flag(func)
-    users = not is_library_module(func.__module__ or "torch")
+    users = not is_library_module(module or "torch")
     return Call(
         "call_function", as_target(func), name, None, writes_also=also, opaque=users, **facts
     )
@@ -374,10 +379,11 @@ class Target:
 
 def as_target(func: Any) -> Any:
     """The function itself where its name leads to it, else a Target."""
-    found: Any = sys.modules.get(func.__module__ or "torch", torch)
-    if getattr(found, func.__name__, None) is func or not is_library_module(found.__name__):
+    found: Any = sys.modules.get(getattr(func, "__module__", None) or "torch", torch)
+    there = getattr(found, func.__name__, None)
+    if there is func or not is_library_module(found.__name__):
         return func
-    return Target(func, func.__name__)
+    return (Target if there is None else _Original)(func, func.__name__)
 
 
 def _query(name: str) -> Query:
@@ -490,8 +496,34 @@ RESULT_IS_CAST = words(
 # there now.
 
 _SPACES: tuple[Any, ...] = (torch.Tensor, torch.nn.functional, torch.functional, torch)
-_FIRST = [(space, dict(vars(space))) for space in _SPACES]  # as tripwire found them
+_IN_C: dict[Any, Any] = {torch.Tensor: torch._C.TensorBase, torch: torch._C._VariableFunctions}
+
+
+def _is_users(value: object) -> bool:
+    function = value.fget if type(value) is property else value
+    return type(function) is FunctionType and torch_path(function.__code__.co_filename) is None
+
+
+# As tripwire found them, but for what somebody had put there before.
+_FIRST = [(space, {n: v for n, v in vars(space).items() if not _is_users(v)}) for space in _SPACES]
 _METHODS = _FIRST[0][1]
+_OF_CODE: dict[CodeType, FunctionType] = {}  # functions of torch's that others stand in for
+
+
+def _first_method(name: str) -> Any:
+    return _METHODS.get(name) or getattr(torch._C.TensorBase, name, None)
+
+
+def _find_caller(frame: FrameType | None) -> FunctionType | None:
+    """The function of torch's that handed its own call to a mode, by the frame that told it."""
+    if frame is None or frame.f_code is not torch.overrides.handle_torch_function.__code__:
+        return None  # C code told it
+    code = frame.f_back.f_code  # type: ignore[union-attr]
+    if code not in _OF_CODE and torch_path(code.co_filename) is not None:
+        for one in gc.get_referrers(code):
+            if isinstance(one, FunctionType) and one.__code__ is code:
+                _OF_CODE[code] = one
+    return _OF_CODE.get(code)
 
 
 def find_original(func: Any) -> Any:
@@ -506,9 +538,8 @@ def find_original(func: Any) -> Any:
         for name, value in tuple(vars(space).items()):
             if value is not wanted:
                 continue
-            plain = first.get(name)
-            if plain is None and space is torch.Tensor:
-                plain = getattr(torch._C.TensorBase, name, None)
+            plain = first.get(name) or _find_caller(sys._getframe(2))
+            plain = plain or getattr(_IN_C.get(space), name, None)
             if plain is None:
                 return func
             return plain if accessor is None else getattr(plain, accessor, func)
@@ -519,13 +550,23 @@ def spell_original(rule: Call, func: Any) -> Call:
     """The rule, but by the function itself where its name leads to another one now."""
     if not _is_replaced(rule, func):
         return rule
-    return replace(rule, op="call_function", target=Target(func, rule.name), attribute=None)
+    return replace(rule, op="call_function", target=_Original(func, rule.name), attribute=None)
+
+
+class _Original(Target):
+    """One that stands behind another: no mode of a compiler's is told of its call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch._C._len_torch_function_stack():
+            return self.call(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self.call(*args, **kwargs)
 
 
 def _is_replaced(rule: Call, func: Any) -> bool:
     target = rule.target
     if target is func:
-        space = sys.modules.get(func.__module__ or "torch", torch)
+        space = sys.modules.get(getattr(func, "__module__", None) or "torch", torch)
         return getattr(space, func.__name__, func) is not func
     by_operator = isinstance(target, BuiltinFunctionType) and target.__module__ == "_operator"
     if rule.op == "call_method" or by_operator:
