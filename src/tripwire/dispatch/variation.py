@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextvars import ContextVar
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,16 @@ from tripwire.values.classes import (
     is_namedtuple,
     isinstance,
 )
-from tripwire.values.contents import at_once, bound_cells, dict_behind, elements_of, own_dict
-from tripwire.values.identity import PLAIN, VIEWS, is_containers_method
+from tripwire.values.contents import (
+    PROXIES,
+    at_once,
+    behind_proxy,
+    bound_cells,
+    dict_behind,
+    elements_of,
+    own_dict,
+)
+from tripwire.values.identity import PLAIN, VIEWS, is_builtin_method
 from tripwire.values.numbers import are_variants, holds_numbers, iter_leaves, iter_numbers
 
 if TYPE_CHECKING:
@@ -520,8 +529,12 @@ def _find(source: Source | None, roots: Roots) -> object:
     if isinstance(source, TypeOf):
         return type(_find(source.of, roots))
     if isinstance(source, Referent):
-        reference = _find(source.owner, roots)
-        return reference() if is_exactly(reference, weakref.ref) else None  # type: ignore[operator]
+        reference: Any = _find(source.owner, roots)
+        if id(type(reference)) in PROXIES:
+            return behind_proxy(reference)
+        if is_exactly(reference, ContextVar):
+            return reference.get(None)
+        return reference() if is_exactly(reference, weakref.ref) else None
     if isinstance(source, Attr):
         return _find_attribute(_find(source.owner, roots), source.name)
     if isinstance(source, Item):
@@ -541,7 +554,7 @@ def _find_attribute(owner: Any, name: str) -> object:
         return tuple.__getitem__(owner, type(owner)._fields.index(name))
     if is_exactly(owner, *VIEWS):
         return dict_behind(owner.mapping) if name == "mapping" else None
-    if is_containers_method(owner):
+    if is_builtin_method(owner):
         return owner.__self__ if name == "__self__" else None
     spaces: list[Any] = [own_dict(owner) or {}]
     if isinstance(owner, nn.Module):

@@ -11,7 +11,7 @@ import gc
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Set
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from functools import _lru_cache_wrapper, partial
 from types import CellType
 from typing import Any
@@ -410,6 +410,13 @@ class ContextKind(Kind):
 
     def put(self, owner: ContextVar[object], key: Any, value: object) -> None:
         owner.set(value)  # only the token of this very write could undo it: there is no `drop`
+
+    def default_of(self, owner: ContextVar[object]) -> object:
+        """What it gives where nobody has set it, or ABSENT."""
+        try:
+            return Context().run(owner.get)
+        except LookupError:
+            return ABSENT
 
     def step(self, path: Source, key: Any) -> Source:
         return Referent(path)

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from torch.utils import _pytree as pytree
 
 from tripwire.values.classes import find_in_class, hides_own, isinstance
-from tripwire.values.contents import cells_of, held_item, own_dict, spell_key
+from tripwire.values.contents import PROXIES, behind_proxy, cells_of, held_item, own_dict, spell_key
 
 
 class Roots(Struct, frozen=True):
@@ -217,7 +217,7 @@ class Item(Source, frozen=True):
 
 
 class Referent(Source, frozen=True):
-    """What a weak reference or a context variable leads to."""
+    """What a weak reference, a weak proxy or a context variable leads to."""
 
     owner: Source
 
@@ -234,6 +234,8 @@ class Referent(Source, frozen=True):
 
     def fetch(self, roots: Roots) -> object:
         owner = self.owner.fetch(roots)
+        if id(type(owner)) in PROXIES:
+            return behind_proxy(owner)
         return owner.get() if isinstance(owner, ContextVar) else owner()  # type: ignore[operator]
 
 

@@ -13,6 +13,7 @@ import operator
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from keyword import iskeyword
 from types import BuiltinMethodType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from msgspec.structs import replace
 
 from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (
+    ABSENT,
     ARRAY,
     ATTRIBUTES,
+    CONTEXT,
     ELEMENTS,
     ITEMS,
     MEMBERS,
@@ -346,6 +349,8 @@ class GuardWriter:
         cls = type(value)
         if is_pinned(value) or self._is_opaque(value):
             self._pin(path, name, value)
+            if issubclass(cls, ContextVar):
+                self._add_context_variable(path, name, value)
             return
         self.check(
             path,
@@ -399,6 +404,15 @@ class GuardWriter:
             seen = self.constant(self._before(value, ARRAY)["values"])
             self.check(path, f"_same_array({name}, {seen})", "equal values", "'other values'")
         self._add_attributes(path, name, value)
+
+    def _add_context_variable(self, path: str, name: str, variable: ContextVar[object]) -> None:
+        """What it is set to in the caller's context, or the default that it has there."""
+        before = self._before(variable, CONTEXT)
+        found = f"{self.constant(CONTEXT.read)}({name})[0]"
+        self.check(path, f"{found} == {tuple(before)!r}", "set" if before else "unset", found)
+        value = before.get("get()", CONTEXT.default_of(variable))
+        if value is not ABSENT:
+            self.add(f"{path}()", f"{name}.get()", value)
 
     def _is_opaque(self, value: object) -> bool:
         if isinstance(value, _TAKEN_APART) or is_array(value):

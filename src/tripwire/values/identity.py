@@ -134,14 +134,19 @@ VIEWS = type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
 
 
 def is_pinned(value: object) -> bool:
-    """Whether a call must find this very object, not an equal one; not so a container's method."""
-    return isinstance(value, PINNED) and not is_containers_method(value)
+    """Whether a call must find this very object, not an equal one; not so `log.append`."""
+    return isinstance(value, PINNED) and not is_builtin_method(value)
+
+
+def is_builtin_method(value: object) -> TypeGuard[types.BuiltinFunctionType]:
+    """`log.append`, `name.upper`, `x.mul`: each look at it makes another one."""
+    owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+    return owner is not None and not isinstance(owner, (types.ModuleType, type))
 
 
 def is_containers_method(value: object) -> TypeGuard[types.BuiltinFunctionType]:
-    """`log.append`: each look at it makes another one."""
-    owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
-    return isinstance(owner, (list, dict, set, deque))
+    """`log.append`: a method of something that can change."""
+    return is_builtin_method(value) and isinstance(value.__self__, (list, dict, set, deque))
 
 
 # --- when two values are the same ---

@@ -299,6 +299,54 @@ def go(f, see):
     check_twins(program, backend, tmp_path, hits=6)
 
 
+_PASSED = {
+    "itself": ("A", "return x * given.get()[0]"),
+    "in a list": ("[A]", "return x * given[0].get()[0]"),
+    "on an object": ("types.SimpleNamespace(var=A)", "return x * given.var.get()[0]"),
+    "its method": ("A.get", "return x * given()[0]"),
+    "and a global": ("A", "return x * A.get()[0]"),
+    "with a default of its own": ("OWN", "return x * given.get()[0]"),
+    "or unset": ("EMPTY", "return x * given.get([7])[0]"),
+    "that the call sets": (
+        "A",
+        "old = given.get()\n    given.set([old[0] + 1])\n    return x * old[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", _PASSED)
+def test_a_context_variable_that_is_passed_is_compared_by_what_it_is_set_to(
+    form, backend, tmp_path
+) -> None:
+    given, body = _PASSED[form]
+    program = f"""{_CONTEXT}
+OWN = contextvars.ContextVar("OWN", default=[1])
+
+def call(x, given):
+    {body}
+
+def play(f, see):
+    for value in (2, 3.0, False, 2):
+        for variable in (A, OWN, EMPTY):
+            variable.set([value])
+        for i in range(3):
+            see(f(T(i), {given}))
+        for variable in (A, OWN, EMPTY):
+            variable.get()[0] = 9
+        see(f(T(1), {given}), A.get())
+
+def go(f, see):
+    A.set([4])
+    see(f(T(0), {given}), f(T(1), {given}))
+    OWN.get()[0] = 6
+    see(f(T(1), {given}))
+    contextvars.copy_context().run(play, f, see)
+    see(f(T(1), {given}), f(T(1), {given}), A.get())
+"""
+    check_twins(program, backend, tmp_path, hits=4)
+
+
 _CLEARED = {
     "cleared at the end": "y = x * double(2); double.cache_clear()",
     "cleared by a helper": "y = x * 2; forget()",
@@ -482,3 +530,42 @@ def go(f, see):
         del builtins.law
 """
     check_twins(program, backend, tmp_path, hits=0 if name == "list" else 2)
+
+
+_BEHIND_PROXY = {
+    "attribute": "P.n = P.n + 1; y = x * P.n",
+    "attribute that is only stored": "P.last = x.shape[0]; y = x * 2",
+    "attribute of what it holds": "P.inner.n += 1; y = x * 2",
+    "item": "P.table['k'] = P.table.get('k', 0) + 1; y = x * P.table['k']",
+    "item that a default gives": "y = x * P.missing['k']",
+    "list": "P.log.append(x.shape[0]); y = x * 2",
+    "tensor": "P.kept = x * 2; y = x + P.kept",
+    "deleted": "P.gone = 1; del P.gone; y = x * 2",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", _BEHIND_PROXY)
+def test_what_a_run_writes_behind_a_weak_proxy_every_call_writes(form, backend, tmp_path) -> None:
+    program = f"""
+import collections, weakref
+
+class Owner: pass
+
+O = Owner()
+O.n, O.inner, O.table, O.log = 0, types.SimpleNamespace(n=0), {{}}, []
+O.missing = collections.defaultdict(lambda: 7.0)
+P = weakref.proxy(O)
+
+def call(x):
+    {_BEHIND_PROXY[form]}
+    return y
+
+def go(f, see):
+    for i in range(9):
+        see(f(T(i)), {{**vars(O), "inner": O.inner.n}})
+        if i == 5:
+            O.missing.clear()
+            O.n, O.table = 0, {{}}
+"""
+    check_twins(program, backend, tmp_path, hits=2)
