@@ -197,7 +197,10 @@ class Increment(StackValue):
 
 
 class Grown(StackValue):
-    """What `value.append(...)` returned: nothing, if `value` is what it seems to be."""
+    """What `value.append(...)` returned: None, if `value` is what it seems to be.
+
+    `hook = lambda *_: log.append(1)` returns it, and needs nothing of what the log holds.
+    """
 
     __slots__ = ("value",)
 
@@ -205,7 +208,7 @@ class Grown(StackValue):
         self.value = value
 
     def escape(self) -> None:
-        self.value.escape()
+        self.value.tally.appended = True
 
 
 def is_same(a: StackValue | None, b: StackValue | None) -> bool:

@@ -34,7 +34,7 @@ from tripwire.reading.account import (
     is_singleton,
     names_in,
 )
-from tripwire.reading.uses import Computed, Step, StepKind, Uses
+from tripwire.reading.uses import GROWING, Computed, Step, StepKind, Uses
 from tripwire.values.classes import isinstance
 
 
@@ -67,7 +67,6 @@ _SUMS = frozenset(
 _SUBSCR = next(  # 3.14: an item is loaded as an operation of two operands
     (number for number, (name, _) in enumerate(_OPERATIONS) if name == "NB_SUBSCR"), -1
 )
-_GROWING = frozenset({"append", "extend", "add"})
 _NAMED = (StepKind.GLOBAL, StepKind.ATTRIBUTE)
 
 
@@ -365,9 +364,7 @@ class _Pass(Account):
 
     def pop_top(self, _: int) -> None:
         value = self.pop()
-        if isinstance(value, Grown):
-            value.value.tally.appended = True
-        elif value is not None:  # `try: self.cache` asks whether it is there
+        if value is not None:  # `try: self.cache` asks whether it is there
             value.escape()
 
     def copy(self, depth: int) -> None:
@@ -432,7 +429,7 @@ class _Pass(Account):
         owner = called.owner
         if name == "get" and 1 <= len(arguments) <= 2 and isinstance(arguments[0], Literal):
             result: StackValue = self.item_of(owner, arguments[0].value)
-        elif name in _GROWING and isinstance(owner, Loaded):
+        elif name in GROWING and isinstance(owner, Loaded):
             result = Grown(owner)
         else:
             return False

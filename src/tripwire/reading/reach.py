@@ -487,7 +487,7 @@ class Reach(Meeting):
         use = self._uses.steps.get(Step(kind, path.name))
         if use is None or use.escapes or use.stored_keys or "__contains__" in use.attributes:
             return None
-        return use.attributes
+        return use.taken
 
     def _meet_closed(self, item: object, uses: Uses, path: Global) -> bool:
         """Meet a set of classes that a function only asks for its members, and none of these.

@@ -34,6 +34,10 @@ class Computed(Enum):
     KEY = "a computed key"
 
 
+# Methods of containers that add to them and return None.
+GROWING = frozenset({"append", "extend", "add"})
+_GETS = frozenset({"get"})  # and the one that finds an item, or says that there is none
+
 # Of `a is b`, what the code names: globals, from which attributes may lead on (account.py).
 Operands = tuple[tuple[str, ...], ...]
 
@@ -58,11 +62,17 @@ class Use:
     # v["k"] = ..., del v["k"]; Computed.KEY for v[name] = ...
     stored_keys: frozenset[object] = frozenset()
     attributes: frozenset[str] = frozenset()  # v.name, v.name = ..., v.method(), getattr(v, "name")
-    appended: bool = False  # v.append(...) and the like, result unused
+    appended: bool = False  # v.append(...) and the like, see GROWING
     updated: bool = False  # v += 1, v = v + 1: nothing else sees the old or the new value
     whole: bool = False  # everything else: iterated, passed on, stored, returned, called, ...
     # The same, but for methods of it that are called.
     escapes: bool = field(default=False, compare=False)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The attributes that code takes from a Python module: `add` and `get` may be its own."""
+        grown = GROWING if self.appended else frozenset()
+        return self.attributes | grown | (_GETS if self.keys else frozenset())
 
 
 class Uses(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import typing
 
 import pytest
@@ -323,3 +324,66 @@ def test_a_field_of_a_named_tuple_that_is_read_by_its_name_is_read_as_far_as_cod
         compiled(torch.ones(2))
         SETUP.scales["c"] = float(n)
     assert compiled.statistics().traces == 1
+
+
+SHELF = types.ModuleType("shelf")
+CATALOGUE = types.ModuleType("catalogue")  # that the module is reached through
+CATALOGUE.shelf = SHELF  # type: ignore[attr-defined]
+
+
+def adds(x):
+    SHELF.add(x)
+    return x
+
+
+def appends(x):
+    return x, SHELF.append(x)
+
+
+def extends(x):
+    CATALOGUE.shelf.extend(x)
+    return x
+
+
+def gets(x):
+    return x * SHELF.get("scale")
+
+
+def gets_behind(x):
+    return x * CATALOGUE.shelf.get("scale", 1.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (adds, "add"),
+        (appends, "append"),
+        (extends, "extend"),
+        (gets, "get"),
+        (gets_behind, "get"),
+    ],
+)
+def test_a_module_may_have_functions_named_as_methods_of_containers(read, name, backend) -> None:
+    seen: list[object] = []
+    kept = [lambda *_, n=n: seen.append(n) or float(n) for n in range(3)]  # nothing dies
+    kept.append({"scale": 7.0}.get if name == "get" else seen.append)  # type: ignore[arg-type]
+    compiled = tripwire.compile(read, backend=backend)
+    for function in kept:
+        setattr(SHELF, name, function)
+        for _ in range(3):
+            got, noted = compiled(torch.ones(2)), seen.copy()
+            seen.clear()
+            torch.testing.assert_close(got, read(torch.ones(2)))
+            assert str(noted) == str(seen)
+            seen.clear()
+    assert compiled.statistics().hits >= 6
+
+
+def test_what_an_append_returns_needs_nothing_of_what_a_list_holds() -> None:
+    layer, log = torch.nn.Linear(2, 2), []
+    layer.register_forward_hook(lambda module, args, out: log.append(tuple(out.shape)))
+    compiled = tripwire.compile(layer, backend="eager")
+    for _ in range(5):
+        compiled(torch.ones(2))
+    assert (compiled.statistics().traces, log) == (1, [(2,)] * 5)

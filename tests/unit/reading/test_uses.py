@@ -385,8 +385,6 @@ def test_other_uses_are_whole() -> None:
         'd.get("k", default=x)',
         'd.get(*["k"])',
         'd[x if self else "k"]',
-        "y = d.append(x)",
-        "x(d.append(1))",
         "d.append(x if self else 1)",
         "d += x",
         'd += "s"',
@@ -450,6 +448,14 @@ def test_stored_and_deleted_keys_are_no_reads() -> None:
 def test_values_that_only_grow_are_told() -> None:
     for method in ("append", "extend", "add"):
         assert use_of_d(f"d.{method}(x.y)") == Use(appended=True)
+        for whole in ("return {}", "x = {} or self", "x({})"):
+            assert use_of_d(whole.format(f"d.{method}(x.y)")) == Use(appended=True)
+
+
+def test_of_a_module_methods_of_containers_are_taken_too() -> None:
+    assert use_of_d("d.add(x.y)\nd.b").taken == {"add", "append", "extend", "b"}
+    assert use_of_d('return d.get("scale")').taken == {"get"}
+    assert use_of_d("return d.b").taken == {"b"}
 
 
 def test_updates_are_told_wherever_the_value_lives() -> None:
