@@ -137,8 +137,30 @@ def test_a_window_may_be_short_or_empty(backend) -> None:
 
 def test_a_number_of_steps_may_be_one() -> None:
     compiled = tripwire.compile(lambda x, n: torch.linspace(2, 3, n) + x, backend="aot_eager")
-    for n in (4, 5, 1, 2, 7):
+    for n in (4, 5, 1, 2, 7, 8, 9, 10):
         torch.testing.assert_close(compiled(torch.ones(()), n), torch.linspace(2, 3, n) + 1)
+    assert compiled.statistics().traces <= 3
+
+
+def test_it_may_stand_before_a_backward_of_the_same_call() -> None:
+    def step(x):
+        places, chosen = torch.linspace(0, 1, len(x)), functional.one_hot(torch.arange(len(x)))
+        window = torch.hann_window(len(x), requires_grad=False)
+        layer.zero_grad()
+        layer(x).sum().backward()
+        with torch.no_grad():
+            layer.weight.sub_(layer.weight.grad)
+        return places * window, chosen.sum(0) * layer.weight.sum()
+
+    layer = nn.Linear(2, 1)
+    given = [torch.randn(size, 2) for size in (4, 4, 5, 6, 7, 8, 9)]
+    begun = {name: value.clone() for name, value in layer.state_dict().items()}
+    expected = [step(x) for x in given]
+    layer.load_state_dict(begun)
+    layer.zero_grad()
+    compiled = tripwire.compile(step, backend="aot_eager")
+    torch.testing.assert_close([compiled(x) for x in given], expected)
+    assert compiled.statistics().traces <= 3
 
 
 def test_the_back_end_eager_makes_the_call_itself() -> None:

@@ -63,7 +63,7 @@ class Follower:
                 spelling = find_spelling(func, args, kwargs, self._fakes.find)
                 form = (
                     None
-                    if self._opening.whole
+                    if spelling is not None or self._opening.whole
                     else find_form(func, args, results, self._fakes.find)
                 )
                 told = spelling or form or func

@@ -53,7 +53,7 @@ def spell_calls(graph: fx.Graph) -> None:
     proxy: Any = functools.partial(fx.Proxy, tracer=fx.proxy.GraphAppendingTracer(graph))
     for node in list(graph.nodes):
         spelling: Spelling | None = node.meta.get(SPELLED)
-        if spelling is None:
+        if spelling is None or node.op == "placeholder":  # a part of a graph gets what another made
             continue
         before = node.prev
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), proxy)
