@@ -15,7 +15,7 @@ from tripwire.rulebook.rules import GETATTR, SETATTR, Target, words
 from tripwire.tracing.branches import HOOKS, Branch
 from tripwire.tracing.casts import TAKING
 from tripwire.tracing.result import Trace, name_of
-from tripwire.tracing.state import FACTS, STATE, NodeFacts
+from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 
 LARGEST_COPY = 65_536  # numbers in all inputs that are copied
@@ -25,10 +25,12 @@ _CONTEXTS = frozenset({"_enter_autocast", "_enter_inference_mode"})
 class Past:
     """What came before what in a graph, and which calls changed which memory."""
 
-    def __init__(
-        self, graph: fx.Graph, branches: Sequence[Branch], storages: Mapping[fx.Node, int]
-    ) -> None:
+    def __init__(self, trace: Trace) -> None:
+        graph, storages = trace.graph, _find_storages(trace)
         self._own_inputs = storages
+        self._calm = find_calm(trace)
+        floats = {number for node, number in storages.items() if _may_be_gradient(node)}
+        self._ints = frozenset(storages.values()) - floats - {_UNKNOWN}  # no gradient's memory
         self._storages: dict[fx.Node, frozenset[int]] = {}  # of inputs that a node is, or views
         self.order = {node: index for index, node in enumerate(graph.nodes)}
         self._inputs = len(graph.find_nodes(op="placeholder"))  # these come first
@@ -51,7 +53,7 @@ class Past:
                     continue
                 for memory in facts.written:
                     self._writers.setdefault(memory, []).append(node)
-        self.gradients = _Gradients(self.order, branches, self._place_of)
+        self.gradients = _Gradients(self.order, trace.branches, self._place_of)
 
     def find_leading(self, branch: Branch, pinned: Collection[fx.Node] = ()) -> set[fx.Node]:
         """The nodes that lead to a value, in-place calls on the way included. Raises Refused.
@@ -148,6 +150,8 @@ class Past:
 
     def _may_change(self, writer: fx.Node, seen: frozenset[int]) -> bool:
         """Whether a call that changes inputs changes one that has this memory."""
+        if seen and writer in self._calm and self._ints.issuperset(seen):
+            return False
         written = self._storages[writer]
         is_known = bool(written) and _UNKNOWN not in written | seen
         return not is_known or not written.isdisjoint(seen)
@@ -165,7 +169,7 @@ class Past:
                 raise _refuse_written(branch, writer)
 
 
-def find_storages(trace: Trace) -> dict[fx.Node, int]:
+def _find_storages(trace: Trace) -> dict[fx.Node, int]:
     """A number for the memory of each input that is state; those that overlap have one number.
 
     Memory of what a call passes isn't known: arrays of NumPy's may share it, which no guard sees.
@@ -185,6 +189,54 @@ def find_storages(trace: Trace) -> dict[fx.Node, int]:
         first = begin if begin >= end else first
         found[node], end = first, max(end, begin + size)
     return found
+
+
+def find_wanting(trace: Trace, before: Sequence[fx.Node]) -> set[fx.Node] | str:
+    """The inputs to which backwards among these calls give a gradient; or what else they may do.
+
+    An input that no call uses before the last of them gets none, such as an average of weights
+    that a step moves at its end.
+    """
+    backwards = [index for index, node in enumerate(before) if name_of(node) == "backward"]
+    if not backwards:
+        return set()
+    nodes = trace.graph.find_nodes(op="placeholder")[len(trace.numbers) :]
+    inputs = list(zip(nodes, trace.inputs, strict=True))
+    if any(node.meta.get(PAST) or not wanted.traits.is_leaf for node, wanted in inputs):
+        return "its backward goes on into what was computed before the call"
+    used = {given for node in before[: backwards[-1]] for given in node.all_input_nodes}
+    wanting = {node for node in used.intersection(nodes) if _may_get_gradient(node)}
+    asked = (one for one in trace.branches if one.op == HOOKS and one.value is False)
+    if not wanting <= {node for branch in asked for node in branch.inputs}:
+        return "its backward may run hooks"
+    return wanting
+
+
+def find_calm(trace: Trace) -> frozenset[fx.Node]:
+    """The backwards that change nothing but gradients: they run no Python."""
+    order = list(trace.graph.nodes)
+    backwards = [index for index, node in enumerate(order) if name_of(node) == "backward"]
+    if not backwards or isinstance(find_wanting(trace, order[: backwards[-1] + 1]), str):
+        return frozenset()
+    found: list[fx.Node] = []
+    for node in order[: backwards[-1] + 1]:
+        if name_of(node) == "backward":
+            found.append(node)
+        elif FACTS in node.meta and _may_run_python(node):
+            break
+    return frozenset(found)
+
+
+def _may_run_python(node: fx.Node) -> bool:
+    facts: NodeFacts = node.meta[FACTS]
+    is_own = facts.python is not None or facts.region is not None
+    return is_own or (facts.opaque and not is_profilers(node))
+
+
+def _may_be_gradient(node: fx.Node) -> bool:
+    value = node.meta[FACTS].value
+    dtype = value.dtype if isinstance(value, TensorMeta) else None
+    return dtype is None or dtype.is_floating_point or dtype.is_complex
 
 
 def _size_of(node: fx.Node) -> int:

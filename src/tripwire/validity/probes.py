@@ -32,7 +32,7 @@ from tripwire.tracing.open.opening import spell_taken
 from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding
 from tripwire.tracing.result import Trace, build_module, is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
-from tripwire.validity.past import Past, find_storages, refuse
+from tripwire.validity.past import Past, refuse
 from tripwire.values.classes import isinstance
 from tripwire.values.identity import same_plain
 
@@ -153,7 +153,7 @@ def choose(trace: Trace, *, crosses: bool, hindrance: str = "") -> Choice:
 
     hindrance: why they may not.
     """
-    past = Past(trace.graph, trace.branches, find_storages(trace))
+    past = Past(trace)
     try:
         return _Chooser(past, crosses).choose(trace.branches)
     except Refused as refused:
@@ -370,7 +370,7 @@ def build_sounders(trace: Trace) -> list[Sounder]:
     shadow = trace.shadow
     if shadow is None or not shadow.soundings.made:
         return []
-    past = Past(trace.graph, trace.branches, find_storages(trace))
+    past = Past(trace)
     placeholders = trace.graph.find_nodes(op="placeholder")
     expressions = dict(zip(placeholders, (n.expression for n in trace.numbers), strict=False))
     levels: dict[str, int] = {}

@@ -22,10 +22,10 @@ from torch import fx
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, describe, meta_of
 from tripwire.rulebook.refusals import Mismatch
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, Target
-from tripwire.tracing.branches import COMPARED, HOOKS, Branch
+from tripwire.tracing.branches import COMPARED, Branch
 from tripwire.tracing.result import Input, Trace, is_random, name_of
-from tripwire.tracing.state import FACTS, PAST, NodeFacts
-from tripwire.validity.past import is_profilers, origin_of
+from tripwire.tracing.state import FACTS, NodeFacts
+from tripwire.validity.past import find_wanting, is_profilers, origin_of
 from tripwire.validity.probes import describe_value, same_value
 from tripwire.values.classes import isinstance
 
@@ -134,7 +134,7 @@ def find_done(trace: Trace, places: Places) -> Done | str:
     written = _find_written(before)
     if not written.issubset(placeholders):
         return "it changes a tensor that isn't an input of its graph"
-    wanting = _find_wanting(trace, before, inputs)
+    wanting = find_wanting(trace, before)
     if isinstance(wanting, str):
         return wanting
     touched = wanting | _find_touched(before)
@@ -160,18 +160,6 @@ def find_done(trace: Trace, places: Places) -> Done | str:
 _Inputs = Sequence[tuple[fx.Node, Input]]
 
 
-def _find_wanting(trace: Trace, before: Sequence[fx.Node], inputs: _Inputs) -> set[fx.Node] | str:
-    """The inputs to which a backward gives a gradient; or why that can't be undone."""
-    if not any(name_of(node) == "backward" for node in before):
-        return set()
-    if any(node.meta.get(PAST) or not wanted.traits.is_leaf for node, wanted in inputs):
-        return "its backward goes on into what was computed before the call"
-    wanting = {node for node, wanted in inputs if wanted.meta.requires_grad}
-    if not wanting <= _find_asked(trace, HOOKS, False):
-        return "its backward may run hooks"
-    return wanting
-
-
 def _find_remade(trace: Trace, inputs: _Inputs, written: set[fx.Node]) -> str | None:
     """Why an input that is written can't be made as it was."""
     assert trace.completion is not None
@@ -188,12 +176,6 @@ def _is_on_cpu(node: fx.Node) -> bool:
     value = node.meta[FACTS].value
     found = (value,) if isinstance(value, TensorMeta) else value or ()
     return all(one is None or one.device.type == "cpu" for one in found)
-
-
-def _find_asked(trace: Trace, op: str, answer: object) -> set[fx.Node]:
-    """The inputs of which Python asked something, and got this answer."""
-    asked = (branch for branch in trace.branches if branch.op == op and branch.value == answer)
-    return {node for branch in asked for node in branch.inputs}
 
 
 def _find_without_gradient(trace: Trace) -> set[fx.Node]:

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tripwire
 
@@ -328,3 +329,71 @@ def test_hooks_of_parameters_run_as_in_plain_python(first, add_hook, backend) ->
     compile = functools.partial(tripwire.compile, backend=backend)
     _, found = train(zero_before, optimizer, compile, before=add)
     torch.testing.assert_close(found, expected)
+
+
+AVERAGES = {
+    "equal": {},
+    "exponential": {"multi_avg_fn": get_ema_multi_avg_fn(0.9)},
+    "one by one": {"avg_fn": lambda average, one, count: 0.8 * average + 0.2 * one},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_step_may_move_an_average_of_the_weights_at_its_end(name, backend) -> None:
+    """The average counts its moves in a tensor, and asks after the backward whether there were any.
+
+    Its own weights want gradients, but no backward of the step gives them one.
+    """
+
+    def run(compile):
+        torch.manual_seed(0)
+        model = build_model()
+        average = AveragedModel(model, **AVERAGES[name])
+        opt = OPTIMIZERS["AdamW"](model.parameters())
+
+        def step(x):
+            loss = zero_before(model, opt, x)
+            average.update_parameters(model)
+            return loss.detach()
+
+        compiled = compile(step)
+        losses = [compiled(batch_of(index)) for index in range(CALLS)]
+        return compiled, (losses, average.state_dict())
+
+    _, expected = run(lambda fn: fn)
+    compiled, found = run(functools.partial(tripwire.compile, backend=backend))
+    torch.testing.assert_close(found, expected)
+    assert compiled.statistics().hits >= CALLS - 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_number_that_a_hook_moves_in_a_backward_is_asked_for_behind_it(counts, backend) -> None:
+    """Not counts: a number with a point, which could be some gradient's memory."""
+
+    def run(compile):
+        torch.manual_seed(0)
+        model = build_model()
+        moved = torch.zeros((), dtype=torch.long if counts else torch.float)
+        model.register_buffer("moved", moved)
+        opt = OPTIMIZERS["SGD"](model.parameters())
+
+        def step(x):
+            loss = zero_before(model, opt, x)
+            return -loss if model.moved > 1 else loss
+
+        compiled = compile(step)
+        seen = []
+        for index in range(12):
+            if index == 4:
+                hook = model[0].bias.register_hook(lambda _: model.moved.add_(1) and None)
+            if index == 7:
+                hook.remove()
+            if index == 9:
+                model.moved.zero_()
+            seen.append((compiled(batch_of(index)).detach(), model.moved.clone()))
+        return seen
+
+    compile = functools.partial(tripwire.compile, backend=backend)
+    torch.testing.assert_close(run(compile), run(lambda fn: fn))
