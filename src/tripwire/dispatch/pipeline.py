@@ -486,12 +486,13 @@ class Pipeline(Struct, frozen=True):
                 module.meta[FIXES] = True
                 return self._run_backend(module, examples)
             reason = self._explain_failure(error)
-            if OPEN in module.meta:
+            if OPEN in module.meta and not self.variation.fails_anyway(reason):
                 raise _Untaken(
                     f"{reason} It failed with sizes or numbers left open, so from now on each "
                     "value is compiled on its own."
                 ) from error
             if self.options.eager_on_backend_error:
+                self.variation.note_failure(reason)
                 self._run_as_it_is(error)
                 return eager(module, examples)
             failed = BackendFailed(reason, slug="backend-failed")

@@ -113,6 +113,7 @@ class Variation:
         self._may_exchange = True
         self._left: dict[str, tuple[Source, int]] = {}  # what runs left changed, by path: its spot
         self._gave_up = False
+        self._failures: set[str] = set()  # of the back end
         self._takes = False  # numbers out of tensors were asked for, and differ, perhaps
         self._counts = False  # values decide on sizes
         self._may_take = True
@@ -446,6 +447,16 @@ class Variation:
             return
         takes, self._may_take = (self._takes or self._counts) and self._may_take, False
         self._gave_up |= not takes
+
+    def note_failure(self, reason: str) -> None:
+        """The back end failed on a graph in which nothing is open: so what is open isn't why."""
+        if reason not in self._failures:
+            self._failures.add(reason)
+            self._gave_up, self._may_take = False, True
+
+    def fails_anyway(self, reason: str) -> bool:
+        """Whether the back end failed for this reason where nothing was open."""
+        return reason in self._failures
 
 
 def _is_alone() -> bool:

@@ -213,6 +213,20 @@ def test_the_graph_runs_as_it_is_if_asked(caplog) -> None:
     assert refusal.slug == "backend-failed"
 
 
+@pytest.mark.parametrize("varies", ["a number", "a size", "a number out of a tensor"])
+def test_what_varies_stays_open_if_the_back_end_fails_anyway(varies) -> None:
+    def program(x, scale, n):
+        return x * scale + x[: int(n)].sum()
+
+    compiled = tripwire.compile(program, backend=broken, on_backend_error="eager")
+    for turn in range(12):
+        x = torch.ones(9 + (turn if varies == "a size" else 0))
+        scale = 0.3 * turn if varies == "a number" else 1.0
+        n = torch.tensor(2 + (turn % 6 if varies == "a number out of a tensor" else 0))
+        torch.testing.assert_close(compiled(x, scale, n), program(x, scale, n))
+    assert compiled.statistics().traces <= 3
+
+
 def test_a_back_end_that_says_thousands_of_lines_is_told_in_a_few(caplog) -> None:
     def talkative(module, inputs):
         noise = "\n".join(f"warning {n} {'x' * 1000}" for n in range(5_000))
