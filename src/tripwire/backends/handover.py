@@ -67,6 +67,7 @@ def handing_over(
     """
     shadow: Shadow | None = module.meta.get(OPEN)
     copied = _copy(module)
+    _spell_permutations(copied.graph)
     if shadow is None:
         with importing():
             from tripwire.tracing.open.fakes import make_mode  # imports sympy: 0.3 s
@@ -146,6 +147,21 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
     copied = fx.GraphModule(module, graph)  # takes what the graph names from the module
     copied.meta = dict(module.meta)
     return copied
+
+
+def _spell_permutations(graph: fx.Graph) -> None:
+    """Add 0 to them. Inductor of torch 2.13 raises on `x[torch.randperm(len(x))]`.
+
+    Its pattern is made for a part of a permutation (fx_passes/misc_patterns.py), matches a whole
+    one, too, and then misses the part's length.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.randperm):
+        if not node.kwargs.keys().isdisjoint(("out", "requires_grad")):
+            continue
+        with graph.inserting_after(node):
+            made = graph.call_function(torch.add, (node, 0))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made, lambda user, made=made: user is not made)
 
 
 def _add_examples(graph: fx.Graph, fake_mode: FakeTensorMode) -> None:

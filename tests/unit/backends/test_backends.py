@@ -213,6 +213,25 @@ def test_the_graph_runs_as_it_is_if_asked(caplog) -> None:
     assert refusal.slug == "backend-failed"
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_rows_are_shuffled_as_in_plain_code(backend, caplog) -> None:
+    """`x[torch.randperm(len(x))]`, which Inductor of torch 2.13 raises on."""
+
+    def mix(x, weight):
+        order = torch.randperm(x.size(0))
+        return weight * x + (1 - weight) * x[order], x.index_select(0, order), order
+
+    compiled = tripwire.compile(mix, backend=backend)
+    for rows in (4, 4, 6, 7):
+        x = torch.randn(rows, 3)
+        torch.manual_seed(rows)
+        expected = mix(x, 0.25)
+        torch.manual_seed(rows)
+        torch.testing.assert_close(compiled(x, 0.25), expected)
+    assert (compiled.statistics().traces, compiled.statistics().refusals) == (2, 0)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("varies", ["a number", "a size", "a number out of a tensor"])
 def test_what_varies_stays_open_if_the_back_end_fails_anyway(varies) -> None:
     def program(x, scale, n):
