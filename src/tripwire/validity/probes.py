@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import fx, nn
 
 from tripwire.errors import raise_interruption
@@ -29,7 +30,7 @@ from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, Target, words
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.open.opening import spell_taken
-from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding
+from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding, find_draws
 from tripwire.tracing.result import Trace, build_module, is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.validity.past import Past, refuse
@@ -326,15 +327,18 @@ def _root_of(trace: Trace) -> nn.Module:
     return root
 
 
-def _check_leading(branch: Branch, leading: list[fx.Node]) -> None:
-    """Refuse calls that can't be made before a call, or that cost too much."""
+def _check_leading(branch: Branch, leading: list[fx.Node], draws: Sequence[fx.Node] = ()) -> None:
+    """Refuse calls that can't be made before a call, or that cost too much.
+
+    draws: those that are drawn ahead.
+    """
     heavy = [node for node in leading if name_of(node) in _HEAVY]
     if sum(map(_cost_of, heavy)) > LARGEST_COST:
         name = name_of(heavy[0])
         raise refuse(branch, f"it depends on `{name}`, which costs too much to run twice")
     for node in leading:
         name = name_of(node)
-        if is_random(node):
+        if is_random(node) and node not in draws:
             raise refuse(branch, f"it depends on `{name}`, which is random")
         facts: NodeFacts = node.meta[FACTS]
         if facts.python is not None and facts.opaque:
@@ -388,13 +392,51 @@ def build_sounders(trace: Trace) -> list[Sounder]:
 def _find_leading(past: Past, one: Sounding) -> set[fx.Node]:
     """The nodes that lead to a number."""
     nodes = past.find_leading(one.branch)
+    draws = _find_draws(past, one.branch, nodes)
+    for draw in draws:
+        nodes |= past.find_leading(replace(one.branch, inputs=(draw,), args=(draw,), kwargs={}))
     past.check_contexts(one.branch, nodes)
-    _check_leading(one.branch, sorted(nodes, key=past.order.__getitem__))
+    _check_leading(one.branch, sorted(nodes, key=past.order.__getitem__), draws)
     if any(node.meta[FACTS].opaque for node in nodes):
         raise refuse(one.branch, "it depends on a custom function")
     if len(nodes) > LARGEST_SOUNDING:
         raise refuse(one.branch, f"it depends on more than {LARGEST_SOUNDING} torch calls")
     return nodes
+
+
+def _find_draws(past: Past, branch: Branch, leading: set[fx.Node]) -> list[fx.Node]:
+    """What is drawn ahead, in order, where a number depends on what torch draws.
+
+    If another thread draws from the same generator meanwhile, the graph draws other numbers. So
+    nothing else may depend on these.
+    """
+    drawn = {node for node in leading if node.op != "placeholder" and is_random(node)}
+    if not drawn:
+        return []
+    last = max(leading, key=past.order.__getitem__)
+    draws = find_draws(last, past.order)
+    reached = set(drawn)
+    for node in past.order:
+        if not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    if draws is None or not drawn.issubset(draws) or not reached <= leading:
+        raise refuse(branch, "it depends on what is drawn")
+    return draws
+
+
+def _copy_generator() -> torch.Generator:
+    """Another one that goes on as the CPU's."""
+    return torch.default_generator.clone_state()
+
+
+def _draw_ahead(graph: fx.Graph) -> None:
+    """Have a graph draw from a copy of the generator."""
+    draws = [node for node in graph.nodes if node.op != "placeholder" and is_random(node)]
+    if draws:
+        with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+            generator = graph.call_function(Target(_copy_generator, "copy_generator"))
+        for node in draws:
+            node.kwargs = {**node.kwargs, "generator": generator}
 
 
 def _build(
@@ -407,6 +449,7 @@ def _build(
     needed = set().union(*(leading[one.label] for one in stage))
     branches = sorted((one.branch for one in stage), key=past.end_of)
     graph = past.build_graph(needed, branches)
+    _draw_ahead(graph)
     module = build_module(_root_of(trace), graph, "Sounding")
     by_branch = {one.branch: one.label for one in stage}
     return Sounder(

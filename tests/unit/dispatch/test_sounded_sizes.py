@@ -199,8 +199,15 @@ def written_before(x, lengths):
     return x[:, : lengths.max().item()].sum(1)
 
 
-def of_what_is_drawn(x, lengths):
+def drawn_after_a_dropout(x, lengths):
+    x = functional.dropout(x)
     return x[:, : torch.randint(2, 20, ()).item()].sum(1)
+
+
+def drawn_and_used(x, lengths):
+    """Another thread may draw before the graph does."""
+    count = torch.randint(2, 20, ())
+    return x[:, : count.item()].sum(1) * count
 
 
 def in_a_context(x, lengths):
@@ -229,11 +236,54 @@ def behind_a_function(x, lengths):
 @needs_c
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "program", [written_before, of_what_is_drawn, in_a_context, behind_a_function]
+    "program",
+    [written_before, drawn_after_a_dropout, drawn_and_used, in_a_context, behind_a_function],
 )
 def test_a_number_that_no_call_knows_beforehand_is_closed(program, backend):
     explained = check_twins(lambda: program, backend, LENGTHS + LENGTHS)
     assert not any("out of a tensor" in text for e in explained.entries for text in e.summary.open)
+
+
+def crop(x, lengths):
+    first = torch.randint(0, 9, (1,)).item()
+    return x[:, first : first + 4] * 2
+
+
+def crop_of_a_drawn_size(x, lengths):
+    """Each draw moves the generator that the next one draws from."""
+    count = int(torch.randint(3, 9, ()))
+    first = int(torch.randint(0, 24 - count, ()))
+    return functional.dropout(x[:, first : first + count]).sum(1), first
+
+
+def crop_after_a_draw(x, lengths):
+    x = x + torch.randn(24)
+    first = torch.multinomial(torch.ones(9), 1).item()
+    return x[:, first : first + 4]
+
+
+def crop_of_a_share(x, lengths):
+    return x[:, : int(24 * torch.empty(1).uniform_(0.2, 0.9).item())].sum(1)
+
+
+@needs_c
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "program", [crop, crop_of_a_drawn_size, crop_after_a_draw, crop_of_a_share]
+)
+def test_a_size_that_torch_draws_is_drawn_ahead(program, backend):
+    def run_with(fast):
+        torch.manual_seed(5)
+        for turn in range(12):
+            if turn == 8:
+                torch.manual_seed(3)
+            yield fast(torch.ones(2, 24), None), torch.get_rng_state()
+
+    fast = tripwire.compile(program, backend=backend)
+    check_same(list(run_with(fast)), list(run_with(program)))
+    explained = tripwire.explain(fast)
+    assert explained.traces <= 3
+    assert explained.hits >= 9
 
 
 @needs_c

@@ -5,12 +5,18 @@ number, so the guard function must know it before the graph runs. Where a few ca
 inputs to the tensor, the guard function makes these calls first (`Sounder` in validity/probes.py),
 and takes the number for one that was passed. Only numbers that proved to vary are left open in this
 way; others are closed.
+
+`i = torch.randint(0, 9, ()).item()`: what torch draws on the CPU is known before the call, too. The
+guard function looks ahead: it makes the same draws, in the same order, with a copy of the
+generator. The graph draws them from the generator itself.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +24,13 @@ from msgspec import Struct
 from torch import fx
 
 from tripwire.ranges import SourceRange
+from tripwire.reading.tensors import TensorMeta
+from tripwire.rulebook.rules import words
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.open.opening import Opening, spell_taken
-from tripwire.tracing.result import is_random
-from tripwire.tracing.state import TracingState
+from tripwire.tracing.result import is_random, name_of
+from tripwire.tracing.state import FACTS, NodeFacts, TracingState
+from tripwire.values.classes import isinstance
 from tripwire.values.numbers import is_open, is_taken
 
 if TYPE_CHECKING:
@@ -125,14 +134,56 @@ _ARITHMETIC = frozenset(
 )
 
 
+# Calls that draw from a generator which is named, or else from the CPU's.
+_DRAW = words(
+    "rand randn randint randperm normal normal_ uniform_ bernoulli bernoulli_ multinomial poisson "
+    "random_ exponential_ cauchy_ log_normal_ geometric_"
+)
+
+
+def find_draws(node: fx.Node, order: Iterable[fx.Node]) -> list[fx.Node] | None:
+    """What is drawn from the CPU's generator up to a node of a graph, in the graph's order.
+
+    None: some of it can't be drawn ahead from another generator, or isn't known.
+    """
+    found = []
+    for one in order:
+        facts: NodeFacts | None = one.meta.get(FACTS)
+        if is_random(one) and one.kwargs.get("generator") is None:
+            if name_of(one) not in _DRAW or not _is_small(one):
+                return None
+            found.append(one)
+        elif facts is not None and facts.opaque:  # code of somebody's, which may draw
+            return None
+        if one is node:
+            break
+    return found
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Whether a call makes a small tensor, on the CPU."""
+    facts: NodeFacts | None = node.meta.get(FACTS)
+    value = None if facts is None else facts.value
+    if not isinstance(value, TensorMeta) or value.device.type != "cpu":
+        return False
+    return math.prod(value.shape) <= _MOST_DRAWN
+
+
+_MOST_DRAWN = 4096  # numbers
+
+
 def _is_near(node: fx.Node) -> bool:
-    """Whether few calls lead to a node, and none that draws."""
-    found, left = {node}, [node]
+    """Whether few calls lead to a node, with those that draw before one that does."""
+    found, left, draws = {node}, [node], None
     while left and len(found) <= LARGEST_SOUNDING:
         one = left.pop()
-        if one.op != "placeholder" and is_random(one):
-            return False
-        fresh = set(one.all_input_nodes) - found
+        fresh = set(one.all_input_nodes)
+        if one.op != "placeholder" and is_random(one) and draws is None:
+            draws = find_draws(node, node.graph.nodes)
+            if draws is None or one not in draws:
+                return False
+            fresh |= set(draws)
+        fresh -= found
         found |= fresh
         left += fresh
     return not left
