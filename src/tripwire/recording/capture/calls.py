@@ -28,7 +28,12 @@ from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.capture.draft import RecordDraft
 from tripwire.recording.capture.habits import find_written
 from tripwire.recording.capture.origin import KEEP_ALL, Policy, find_patches
-from tripwire.recording.capture.outcomes import describe, find_settings, fresh_packages, place_of
+from tripwire.recording.capture.outcomes import (
+    describe_environment,
+    find_settings,
+    fresh_packages,
+    place_of,
+)
 from tripwire.recording.capture.record import ExecutionRecorder, take_down
 from tripwire.recording.capture.tensors import put_back
 from tripwire.recording.format.file import NewRecord
@@ -204,7 +209,7 @@ class Beginning:
                 created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 compiled=compiled,
                 outcome=outcome,
-                environment=describe(self.torch_state or sample_quickly()),
+                environment=describe_environment(self.torch_state or sample_quickly()),
                 omissions=(*self._omissions(), *find_settings(raised, draft.find_names())),
             )
             self.built = record.build(draft)

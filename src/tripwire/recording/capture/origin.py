@@ -154,14 +154,15 @@ def resolve(module: types.ModuleType, name: str) -> object:
     return value
 
 
-def _is_at(module: str, name: str, value: object) -> bool:
-    """Whether a library has this very object under that name."""
-    if not is_installed_module(module):
-        return False
+def _find_at(module: object, name: object, value: object) -> Library | None:
+    """That place in a library, if it has this very object there."""
+    if not (isinstance(module, str) and isinstance(name, str) and is_installed_module(module)):
+        return None
     try:
-        return resolve(sys.modules[module], name) is value
+        found = resolve(sys.modules[module], name)
     except Exception:  # a library's own lookups may raise what they like: then it isn't there
-        return False
+        return None
+    return Library(module, name) if found is value else None
 
 
 def _find_module(module: object) -> Library | None:
@@ -174,12 +175,15 @@ def _find_module(module: object) -> Library | None:
 
 def _find_class(cls: Any) -> Library | None:
     module, qualname = module_of(cls), name_of(cls)
-    if module:
-        if _is_at(module, qualname, cls):
-            return Library(module, qualname)
-        if is_installed_module(module):
-            return _search(qualname.rpartition(".")[2], cls) or _search_values("types", cls)
-    return None
+    found = _find_at(module, qualname, cls)
+    if found is None and is_installed_module(module):
+        found = _search(qualname.rpartition(".")[2], cls) or _search_values("types", cls)
+    return found
+
+
+def _find_in_class(owner: type, name: str, value: object) -> Library | None:
+    found = _find_class(owner)
+    return found and _find_at(found.module, f"{found.name}.{name}", value)
 
 
 def _find_function(function: object) -> Library | None:
@@ -190,41 +194,29 @@ def _find_function(function: object) -> Library | None:
             return None
         if find_library_namespace(function.__globals__) is None:
             return None
-    module, qualname = function.__module__, function.__qualname__
-    if isinstance(module, str) and _is_at(module, qualname, function):
-        return Library(module, qualname)
-    space = function.__globals__.get("__name__")
-    if isinstance(space, str) and _is_at(space, qualname, function):
-        return Library(space, qualname)
-    # One that a library wrapped and put elsewhere: torch.manual_seed, once dynamo is imported.
-    return _search(function.__name__, function)
+    return (
+        _find_at(function.__module__, function.__qualname__, function)
+        or _find_at(function.__globals__.get("__name__"), function.__qualname__, function)
+        # One that a library wrapped and put elsewhere: torch.manual_seed, once dynamo is imported.
+        or _search(function.__name__, function)
+    )
 
 
 def _find_builtin(function: object) -> Library | None:
     assert isinstance(function, types.BuiltinFunctionType)
-    module, name = function.__module__, function.__name__
-    owner = function.__self__
-    if isinstance(owner, type):
-        found = _find_class(owner)
-        if found is not None and _is_at(found.module, f"{found.name}.{name}", function):
-            return Library(found.module, f"{found.name}.{name}")
-    if isinstance(module, str) and _is_at(module, function.__qualname__, function):
-        return Library(module, function.__qualname__)
-    if issubclass(type(owner), types.ModuleType):
-        return _search(name, function)
-    home = module_of(type(owner))
-    if _is_at(home, name, function):  # random.random
-        return Library(home, name)
-    return _search(name, function) if owner is None or isinstance(owner, type) else None
+    name, owner = function.__name__, function.__self__
+    found = _find_in_class(owner, name, function) if isinstance(owner, type) else None
+    found = found or _find_at(function.__module__, function.__qualname__, function)
+    if found is None and not issubclass(type(owner), types.ModuleType):
+        found = _find_at(module_of(type(owner)), name, function)  # random.random
+        if owner is not None and not isinstance(owner, type):
+            return found
+    return found or _search(name, function)
 
 
 def _find_descriptor(descriptor: object) -> Library | None:
     owner: type = descriptor.__objclass__  # type: ignore[attr-defined]
-    name: str = descriptor.__name__  # type: ignore[attr-defined]
-    found = _find_class(owner)
-    if found is not None and _is_at(found.module, f"{found.name}.{name}", descriptor):
-        return Library(found.module, f"{found.name}.{name}")
-    return None
+    return _find_in_class(owner, descriptor.__name__, descriptor)  # type: ignore[attr-defined]
 
 
 def _find_object(value: object) -> Library | None:
@@ -242,15 +234,11 @@ def _find_object(value: object) -> Library | None:
     if found is not None:
         return found
     if kind.__name__ in ("OpOverload", "OpOverloadPacket") and home == "torch._ops":
-        name = f"ops.{value}"
-        return Library("torch", name) if _is_at("torch", name, value) else None
+        return _find_at("torch", f"ops.{value}", value)
     if home == "numpy" and kind.__name__ == "ufunc":
         return _search(str(getattr(value, "__name__", "")), value)
     said = own_dict(value) or {}  # a C object that goes for a function: np.linalg.norm
-    module, qualname = said.get("__module__"), said.get("__qualname__")
-    if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
-        return Library(module, qualname)
-    return None
+    return _find_at(said.get("__module__"), said.get("__qualname__"), value)
 
 
 def _find_cython_function(value: object, kind: type) -> Library | None:
@@ -259,9 +247,7 @@ def _find_cython_function(value: object, kind: type) -> Library | None:
     if any(type(descriptor) not in _DESCRIPTORS for descriptor in told):
         return None
     module, qualname = (descriptor.__get__(value) for descriptor in told)
-    if isinstance(module, str) and isinstance(qualname, str) and _is_at(module, qualname, value):
-        return Library(module, qualname)
-    return None
+    return _find_at(module, qualname, value)
 
 
 def _search_values(module: str, value: object) -> Library | None:

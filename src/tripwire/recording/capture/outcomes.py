@@ -228,11 +228,12 @@ def _small_environment(known: Mapping[str, str]) -> dict[str, str]:
 # --- what was around the call: found, and set again ---
 
 
-def describe(state: tuple[object, ...]) -> Environment:
+def describe_environment(state: tuple[object, ...]) -> Environment:
     """torch's switches, from what `sample_quickly` found."""
     import torch
 
     from tripwire.reading.torchstate import SWITCHES, find_unusual, name_quickly
+    from tripwire.recording.format.torchvalues import dtype_name
 
     known = name_quickly(state)
     precision = known["float32 matmul precision"]
@@ -240,12 +241,12 @@ def describe(state: tuple[object, ...]) -> Environment:
         grad_mode=known["grad mode"],
         inference_mode=known["inference mode"],
         autocast={
-            kind: Autocast(enabled, _short(to))
+            kind: Autocast(enabled, dtype_name(to))
             for kind, enabled, to in known["autocast"] or ()
             if enabled
         },
         autocast_cache=torch.is_autocast_cache_enabled(),
-        default_dtype=_short(known["default dtype"]),
+        default_dtype=dtype_name(known["default dtype"]),
         default_device=str(known["default device"] or "cpu"),
         deterministic=bool(known["deterministic algorithms"]),
         deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -273,10 +274,6 @@ def is_switch(path: str) -> bool:
     from tripwire.reading.torchstate import PRECISIONS, SWITCHES
 
     return any(path == switch.path for switch in (*SWITCHES, *PRECISIONS) if switch.path)
-
-
-def _short(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager
