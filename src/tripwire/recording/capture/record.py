@@ -164,23 +164,19 @@ class ExecutionRecord:
         code = _find_function(args[0] if is_backward and isinstance(args, tuple) else call)
         details: dict[str, Any] = dict(code.details) if code is not None else {}
         space, patches = details.get("globals"), roots.get("patches")
+        named = ("locals", "builtins", "code_options", "kwargs", "generators", "accessed")
         return cls(
             code,
             tuple(details.get("closure") or ()),
-            dict(space.attributes) if isinstance(space, ModuleView) else {},
-            _as_dict(roots.get("locals")),
-            _as_dict(roots.get("builtins")),
-            _as_dict(roots.get("code_options")),
-            record.manifest,
-            args if isinstance(args, tuple) else (),
-            _as_dict(roots.get("kwargs")),
-            _read_sources(record),
-            call,
-            _as_dict(roots.get("generators")),
-            roots.get("backend"),
-            patches if isinstance(patches, list) else [],
-            _as_dict(roots.get("accessed")),
-            origin,
+            globals=dict(space.attributes) if isinstance(space, ModuleView) else {},
+            manifest=record.manifest,
+            args=args if isinstance(args, tuple) else (),
+            sources=_read_sources(record),
+            call=call,
+            backend=roots.get("backend"),
+            patches=patches if isinstance(patches, list) else [],
+            origin=origin,
+            **{name: _as_dict(roots.get(name)) for name in named},
         )
 
 
@@ -211,13 +207,12 @@ def _write(
 def _bind(code: CodeType, known: Variables) -> tuple[tuple[Any, ...], Variables]:
     """The arguments of a call, by the names of parameters; those that are missing are left out."""
     end = code.co_argcount + code.co_kwonlyargcount
-    positional, keywords = (
-        code.co_varnames[: code.co_argcount],
-        code.co_varnames[code.co_argcount : end],
-    )
+    positional = code.co_varnames[: code.co_argcount]
+    keywords = code.co_varnames[code.co_argcount : end]
     first = list(itertools.takewhile(known.__contains__, positional))
     args = [known[name] for name in first]
-    kwargs = {name: known[name] for name in (*positional[len(first) :], *keywords) if name in known}
+    rest = (*positional[len(first) :], *keywords)
+    kwargs = {name: known[name] for name in rest if name in known}
     if code.co_flags & inspect.CO_VARARGS:
         args += known.get(code.co_varnames[end], ())
         end += 1

@@ -421,15 +421,15 @@ def _code_node(
         further = at - line, column
         lines = layout.before(segment.first), segment.last - segment.first + 1
     return Code(
-        code.co_qualname,
-        code.co_filename,
-        line,
-        member,
-        further,
-        marshalled,
-        code.co_freevars,
-        future_flags(code),
-        lines,
+        name=code.co_qualname,
+        file=code.co_filename,
+        line=line,
+        source=member,
+        further=further,
+        marshalled=marshalled,
+        free=code.co_freevars,
+        flags=future_flags(code),
+        lines=lines,
     )
 
 
