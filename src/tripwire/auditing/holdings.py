@@ -120,8 +120,10 @@ def _dict_of(owner: Any) -> dict[str, Any]:
     return held
 
 
-class HeldThreadLocal(HeldAttributes):
+class HeldThreadLocal(Holding):
     """A thread's own attributes; the object finds them by its own means."""
+
+    kind = PlaceKind.ATTRIBUTE
 
     def contents(self) -> Contents:
         return dict(self.owner.__dict__)

@@ -39,8 +39,6 @@ from tripwire.auditing.holdings import (
     HeldItems,
     HeldMembers,
     HeldSlots,
-    HeldTable,
-    HeldThreadLocal,
     Holding,
     own_dict,
 )
@@ -174,10 +172,8 @@ def _code(holding: HeldCode) -> Iterator[Trial]:
 
 
 def _more_or_fewer(holding: Holding) -> Iterator[Trial]:
-    is_modules = isinstance(holding, HeldTable) and holding.kind is PlaceKind.SUBMODULE
-    if not isinstance(holding, (HeldItems, HeldElements, HeldMembers)) or (
-        isinstance(holding, HeldTable) and not is_modules
-    ):
+    is_container = isinstance(holding, (HeldItems, HeldElements, HeldMembers))
+    if not is_container or holding.kind in (PlaceKind.PARAMETER, PlaceKind.BUFFER):
         return
     contents = holding.contents()
     if contents:
@@ -337,8 +333,6 @@ def _objects(walk: Walk) -> Iterator[Trial]:
     for holding in walk.holdings:
         owner = holding.owner
         if isinstance(holding, (HeldAttributes, HeldSlots)) and id(owner) not in seen:
-            if isinstance(holding, HeldThreadLocal):
-                continue
             seen.add(id(owner))
             if not issubclass(type(owner), (torch.Tensor, types.FunctionType)):
                 yield _other_class(holding.path, owner, "build_plain_subclass")
@@ -347,9 +341,7 @@ def _objects(walk: Walk) -> Iterator[Trial]:
 def _absences(walk: Walk, ran: Ran) -> Iterator[Trial]:
     """What code asks an object for, and finds on its class or not at all, put on the object."""
     for holding in walk.holdings:
-        if not isinstance(holding, HeldAttributes) or isinstance(holding, HeldThreadLocal):
-            continue
-        if isinstance(holding.owner, types.FunctionType):
+        if not isinstance(holding, HeldAttributes) or isinstance(holding.owner, types.FunctionType):
             continue
         held, cls = holding.contents(), type(holding.owner)
         for name in sorted((ran.texts | ran.names) - held.keys()):

@@ -197,7 +197,7 @@ def find_written(
         if rule.writes_also is not None:
             yield from iter_given(rule.writes_also.find(args, kwargs))
     name = getattr(func, "__name__", "")
-    if name in _EXPOSES or (name in _EMBEDDINGS) or _is_in_place(func, args, kwargs):
+    if name in _EXPOSES or name in _EMBEDDINGS or _is_in_place(func, args, kwargs):
         yield from iter_given((*args, *kwargs.values()))
     if kwargs.get("out") is not None:
         yield from iter_given((kwargs["out"],))
