@@ -481,6 +481,18 @@ def _py_module(name, space):
     return module
 
 
+def _set_generators(states):
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states:
+        importlib.import_module("numpy").random.set_state(states["numpy"])
+    if "torch" in states:
+        torch.default_generator.set_state(states["torch"])
+    for name, state in states.items():
+        if name.startswith("cuda:") and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state, name)
+
+
 def _function(text, before, count, line, place, file, code_name, free, flags, space, cells, name):
     lines = io.StringIO(text).readlines()[before : before + count]
     node = find_definition(lines, line, place)
@@ -527,19 +539,7 @@ def _main(call: dict[str, str], wanted: Environment, next_hook: int) -> str:
         lines.append(f"torch.set_num_threads({wanted.num_threads})")
     if next_hook:
         lines.append(f"torch.utils.hooks.RemovableHandle.next_id = {next_hook}")
-    lines.append("states = GENERATORS or {}")
-    lines += [
-        'if "python" in states:',
-        '    random.setstate(states["python"])',
-        'if "numpy" in states:',
-        '    importlib.import_module("numpy").random.set_state(states["numpy"])',
-        'if "torch" in states:',
-        '    torch.default_generator.set_state(states["torch"])',
-        "for name, state in states.items():",
-        '    if name.startswith("cuda:") and torch.cuda.is_available():',
-        "        torch.cuda.set_rng_state(state, name)",
-        "with contextlib.ExitStack() as stack:",
-    ]
+    lines += ["_set_generators(GENERATORS or {})", "with contextlib.ExitStack() as stack:"]
     for name, value in flags.items():
         lines.append(f"    torch.backends.{name} = {value!r}")
     for kind, autocast in wanted.autocast.items():
