@@ -106,8 +106,8 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     from tripwire.recording.capture.outcomes import (
         describe_error,
         describe_result,
-        explain,
         is_same,
+        tell_outcome,
         tell_redacted,
     )
     from tripwire.recording.format.manifest import Unknown
@@ -130,8 +130,8 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     elif raised is not None:
         click.echo(escape("".join(traceback.format_exception(raised))), nl=False)
     if not as_json:
-        click.echo(f"recorded: {explain(call.manifest.outcome)}")
-        click.echo(f"replayed: {explain(outcome)}")
+        click.echo(f"recorded: {tell_outcome(call.manifest.outcome)}")
+        click.echo(f"replayed: {tell_outcome(outcome)}")
         if same is not None:
             click.echo("It reproduces." if same else "It differs.")
         if call.manifest.redacted:

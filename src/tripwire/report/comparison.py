@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -81,10 +82,7 @@ def compare(built: tuple[Report, Details], earlier: tuple[Report, Details]) -> C
         return _match(side(after), side(before))
 
     def groups(name: str) -> list[RowChange]:
-        def find(report: Report) -> Groups:
-            found: Groups = getattr(report, name)
-            return found
-
+        find: Callable[[Report], Groups] = attrgetter(name)
         return changes(
             lambda r: ((g.place.file, g.place.function) for g in find(r).rows),
             lambda r: _groups(find(r)),

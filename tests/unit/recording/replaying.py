@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tripwire.recording.capture.outcomes import explain, is_same
+from tripwire.recording.capture.outcomes import is_same, tell_outcome
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.manifest import Raised
 from tripwire.recording.replay.rerun import find_outcome
@@ -38,7 +38,7 @@ def check_reproduces(path: Path) -> ExecutionRecord:
     record = load_record(path)
     found = find_outcome(path)
     assert is_same(record.manifest.outcome, found), (
-        f"recorded {explain(record.manifest.outcome)}, replayed {explain(found)}, "
+        f"recorded {tell_outcome(record.manifest.outcome)}, replayed {tell_outcome(found)}, "
         f"left out {record.manifest.omissions}"
     )
     return record

@@ -136,7 +136,7 @@ def _is_same_text(recorded: str, found: str) -> bool:
     return without_numbers(recorded) == without_numbers(Redactor(wanted=True).clean(found))
 
 
-def explain(outcome: Outcome) -> str:
+def tell_outcome(outcome: Outcome) -> str:
     """An outcome in one line."""
     match outcome:
         case Raised():
@@ -199,8 +199,8 @@ def _judge(path: Path, recorded: Outcome) -> Verdict:
     if replayed.outcome is None:
         return Verdict("differs", replayed.trouble, *here)
     if is_same(recorded, replayed.outcome):
-        return Verdict("reproduces", explain(replayed.outcome), *here)
-    return Verdict("differs", f"replayed to {explain(replayed.outcome)}", *here)
+        return Verdict("reproduces", tell_outcome(replayed.outcome), *here)
+    return Verdict("differs", f"replayed to {tell_outcome(replayed.outcome)}", *here)
 
 
 def _replay_elsewhere(path: Path) -> Replayed:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tripwire.recording.capture.outcomes import explain, tell_redacted
+from tripwire.recording.capture.outcomes import tell_outcome, tell_redacted
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Manifest, printable
@@ -69,7 +69,7 @@ def _facts(record: ExecutionRecord) -> Table:
     manifest = record.manifest
     table = Table.grid(padding=(0, 2))
     rows = {
-        "outcome": explain(manifest.outcome),
+        "outcome": tell_outcome(manifest.outcome),
         "verdict": f"{manifest.verdict.outcome} {manifest.verdict.text}".strip(),
         "compiled": _compiled(record),
         "written": manifest.created,
@@ -167,7 +167,7 @@ def _head(record: ExecutionRecord, needs: str) -> str:
     lines = [
         needs,
         f"{where.name} at {where.file}:{where.line}",
-        f"recorded: {explain(manifest.outcome)}",
+        f"recorded: {tell_outcome(manifest.outcome)}",
         f"by Python {manifest.python.version} on {manifest.platform}, {manifest.created}",
         *textwrap.wrap(f"with {manifest.packages}", 90),
     ]
