@@ -654,6 +654,14 @@ def test_named_layers_of_a_sequential_are_places() -> None:
     }
 
 
+def test_the_order_of_an_ordered_dict_is_put_back() -> None:
+    weights = OrderedDict(a=1.0, b=2.0)
+    audit = tripwire.audit(compiled(lambda x: x * next(iter(weights.values()))), X)
+    assert audit.ok, audit
+    assert "moved to the end" in {f.place.change for f in audit.findings}
+    assert list(weights) == ["a", "b"]
+
+
 def test_the_judge_asks_nothing_that_finds_or_watches_what_was_read() -> None:
     import re
     from pathlib import Path
