@@ -79,6 +79,10 @@ _TABLE_WALKERS = words(
 _PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__"})
 _GETS_ATTRIBUTES, _GETS_STATE = object.__getattribute__, object.__getstate__
 _LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
+# In a user's function, these look at a Python module as a whole.
+_WHOLES = frozenset({"vars", "dir", "getmembers", "attrgetter"})
+_OF_WHOLES = frozenset({"__dict__", "__dir__", "__getattribute__", "getmembers", "attrgetter"})
+_LOOKING = frozenset(map(id, (vars, dir, inspect.getmembers, operator.attrgetter)))
 # Methods that take all that an object holds; nothing of that is told where they are Python's own.
 # `copy` asks objects for them.
 _SHARED = (tuple, frozenset)  # constants of code that have an identity
@@ -109,6 +113,8 @@ class Reach(Meeting):
         self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
         self._python_modules: dict[int, types.ModuleType] = {}
         self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
+        self._whole_modules: set[int] = set()
+        self._looks_at_wholes = False
         self._uses: Uses | None = None  # of the function that begins
         self._taken: dict[int, _Taken] = {}  # of Python modules
         self._asked_unmet = False  # `getattr` asked what wasn't met for what Python makes
@@ -249,6 +255,8 @@ class Reach(Meeting):
             item, path, anchored = queue.popleft()
             if item is _GETS_ATTRIBUTES or item is _GETS_STATE:
                 self._open_all()
+            if id(item) in _LOOKING:
+                self._look_at_wholes()
             if item is operator.attrgetter:
                 self._hide_names()
             if id(type(item)) in LEAVES:
@@ -272,7 +280,9 @@ class Reach(Meeting):
             if isinstance(item, types.ModuleType):  # each name once, and other names later
                 queue.extend((v, p, True) for v, p in self._module_class(item, path))
                 taken = self._find_taken(path)
-                if taken is None:
+                if taken is None or not taken.isdisjoint(_OF_WHOLES):
+                    if self._looks_at_wholes:
+                        queue.extend((v, p, True) for v, p in self._whole_module(item, path))
                     if id(item) in self._open_modules:  # names that come later are taken then
                         continue
                     self._open_modules[id(item)] = item, path
@@ -337,6 +347,8 @@ class Reach(Meeting):
         if not _PAST_LOOKUPS.isdisjoint(uses.attributes) and code.co_name not in LOOKUPS:
             self._open_all()
         names = self._add_names(uses)
+        if not (_WHOLES.isdisjoint(uses.globals) and _OF_WHOLES.isdisjoint(uses.attributes)):
+            self._look_at_wholes()
         self._uses = uses
         for name in sorted(globals_ & namespace.keys()):
             value, path = namespace[name], Global(module, name)
@@ -386,6 +398,14 @@ class Reach(Meeting):
             self.reader.open_tables()
         if uses.has_dynamic_names or uses.opens_self:
             self._open_all()
+
+    def _look_at_wholes(self) -> None:
+        """`vars(config)`: a user's function may ask Python modules for all that they hold."""
+        opened = () if self._looks_at_wholes else tuple(self._open_modules.values())
+        self._looks_at_wholes = True
+        for python_module, path in opened:
+            for value, step in self._whole_module(python_module, path):
+                self.walk(value, step, True)
 
     def _hide_names(self) -> None:
         """Attributes may be looked up under names that no code object tells."""
@@ -570,6 +590,11 @@ class Reach(Meeting):
                 yield value, Attr(path, name)
             elif isinstance(value, type):
                 self._remember_library_class(value, Attr(path, name))
+
+    def _whole_module(self, module: types.ModuleType, path: Source) -> Reached:
+        if id(module) not in self._whole_modules and not is_library_module(name_of_module(module)):
+            self._whole_modules.add(id(module))
+            yield from self._attributes(module, path, True)
 
     def _take_from(self, module: types.ModuleType, path: Source) -> _Taken:
         """A Python module that is met for the first time."""
