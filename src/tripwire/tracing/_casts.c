@@ -1,5 +1,5 @@
 /* Calls of `float` and `int`, of some functions that C has (`math.exp`, `min`), of functions behind
-   lru_cache, and items of lists and tuples, answered by the run: see casts.py.
+   lru_cache, items of lists and tuples, and what containers hold, answered by the run: see casts.py.
 
    While any thread wants that, the two classes are called through cast(). It asks the answering
    function of the calling thread about one argument of the classes that were named, and makes the
@@ -11,6 +11,10 @@
 
    A list takes the value of an index and gives what is there, as do tuples and NumPy's arrays. find_item()
    asks what to give first.
+
+   A set or a dict takes the hash of what it is asked for, and a list compares it with each element. contains()
+   asks first whether it is there, for `n in container`, and get_item() for `d.get(n, default)`. A class that is made
+   meanwhile inherits contains(), and keeps it.
 
    Python's random generators have one C function for all floats and one for all ints. Both are asked for
    through their method definitions, which every way to call them goes through.
@@ -38,6 +42,14 @@ static ternaryfunc plain_memo;
 static THREAD_LOCAL PyObject *picking; /* a function of a list or tuple and an index */
 static binaryfunc plain_list_item, plain_tuple_item, plain_array_item;
 static PyTypeObject *array_type; /* numpy.ndarray, or NULL */
+static THREAD_LOCAL PyObject *containing; /* a function of a container and what it may hold */
+static PyTypeObject *const containers[] = {
+    &PyDict_Type, &PySet_Type, &PyFrozenSet_Type, &PyList_Type, &PyTuple_Type, &PyRange_Type,
+};
+#define N_CONTAINERS ((int)Py_ARRAY_LENGTH(containers))
+static objobjproc plain_contains[N_CONTAINERS];
+static PyMethodDef *has_def, *get_def; /* of dict: subclasses (a Counter) go through the first */
+static PyCFunction plain_has, plain_get;
 static THREAD_LOCAL PyObject *computing; /* a function of a C function and a tuple of arguments */
 static THREAD_LOCAL PyObject *drawing;   /* a function of a generator and bits, None for a float */
 static PyMethodDef *random_def, *bits_def; /* of _random.Random */
@@ -162,6 +174,45 @@ static PyObject *find_item(PyObject *owner, PyObject *index) {
     return plain(owner, index);
 }
 
+/* 1 or 0: whether a container has it; 2: nobody says; -1: an error. */
+static int ask_whether(PyObject *owner, PyObject *wanted) {
+    if (containing == NULL || !is_asked(wanted)) {
+        return 2;
+    }
+    PyObject *asked = Py_NewRef(containing);
+    PyObject *found = PyObject_CallFunctionObjArgs(asked, owner, wanted, NULL);
+    Py_DECREF(asked);
+    int is_there = found == NULL ? -1 : found == Py_NotImplemented ? 2 : PyObject_IsTrue(found);
+    Py_XDECREF(found);
+    return is_there;
+}
+
+static int contains(PyObject *owner, PyObject *wanted) {
+    int is_there = ask_whether(owner, wanted);
+    for (int i = 0; is_there == 2 && i < N_CONTAINERS; i++) {
+        if (PyObject_TypeCheck(owner, containers[i])) {
+            return plain_contains[i](owner, wanted);
+        }
+    }
+    return is_there;
+}
+
+static PyObject *has_item(PyObject *owner, PyObject *wanted) {
+    int is_there = ask_whether(owner, wanted);
+    return is_there == 2 ? plain_has(owner, wanted) : is_there == -1 ? NULL : PyBool_FromLong(is_there);
+}
+
+static PyObject *get_item(PyObject *owner, PyObject *const *args, Py_ssize_t n) {
+    int is_there = n == 1 || n == 2 ? ask_whether(owner, args[0]) : 2;
+    if (is_there == -1) {
+        return NULL;
+    }
+    if (is_there == 0) {
+        return Py_NewRef(n == 2 ? args[1] : Py_None);
+    }
+    return ((_PyCFunctionFast)(void (*)(void))plain_get)(owner, args, n);
+}
+
 /* Whether a function gets an open number or a tensor: as it is, or in the only argument. */
 static int is_one_asked(PyObject *const *args, Py_ssize_t n) {
     if (n == 1 && (PyTuple_CheckExact(args[0]) || PyList_CheckExact(args[0]))) {
@@ -264,6 +315,7 @@ static PyObject *draw_bits(PyObject *generator, PyObject *bits) {
     return draw(generator, bits, plain_bits);
 }
 
+/* What a class has for a method, which every way to call it goes through. */
 static PyMethodDef *find_method(PyObject *cls, const char *name, int flags) {
     PyObject *found = PyObject_GetAttrString(cls, name);
     PyMethodDef *def = NULL;
@@ -272,7 +324,7 @@ static PyMethodDef *find_method(PyObject *cls, const char *name, int flags) {
     }
     Py_XDECREF(found); /* its class keeps it */
     if (def == NULL || def->ml_flags != flags) {
-        PyErr_Format(PyExc_RuntimeError, "_random.Random.%s isn't what it was", name);
+        PyErr_Format(PyExc_RuntimeError, "%R.%s isn't what it was", cls, name);
         return NULL;
     }
     return def;
@@ -315,6 +367,34 @@ static PyObject *copy_generator(PyObject *Py_UNUSED(module), PyObject *args) {
     memcpy((char *)to + sizeof(PyObject), (char *)from + sizeof(PyObject),
            generator_type->tp_basicsize - sizeof(PyObject));
     Py_RETURN_NONE;
+}
+
+static void swap_containers(int is_answered) {
+    for (int i = 0; is_answered && i < N_CONTAINERS; i++) { /* set and frozenset share one place */
+        plain_contains[i] = containers[i]->tp_as_sequence->sq_contains;
+    }
+    for (int i = 0; i < N_CONTAINERS; i++) {
+        containers[i]->tp_as_sequence->sq_contains = is_answered ? contains : plain_contains[i];
+    }
+    has_def->ml_meth = is_answered ? has_item : plain_has;
+    get_def->ml_meth = is_answered ? (PyCFunction)(void (*)(void))get_item : plain_get;
+}
+
+/* The first time. */
+static int find_containers(void) {
+    if (get_def != NULL) {
+        return 0;
+    }
+    PyObject *cls = (PyObject *)&PyDict_Type;
+    has_def = find_method(cls, "__contains__", METH_O | METH_COEXIST);
+    PyMethodDef *def = has_def == NULL ? NULL : find_method(cls, "get", METH_FASTCALL);
+    if (def == NULL) {
+        return -1;
+    }
+    plain_has = has_def->ml_meth;
+    plain_get = def->ml_meth;
+    get_def = def;
+    return 0;
 }
 
 static int find_memo_type(void) {
@@ -407,12 +487,14 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
             if (plain_array_item != NULL) {
                 array_type->tp_as_mapping->mp_subscript = plain_array_item;
             }
+            swap_containers(0);
             swap_functions(0);
         }
         Py_CLEAR(answer);
         Py_CLEAR(classes);
         Py_CLEAR(closing);
         Py_CLEAR(picking);
+        Py_CLEAR(containing);
         Py_CLEAR(computing);
     }
     if (drawing != NULL) {
@@ -440,10 +522,11 @@ static int find_array_type(void) {
 }
 
 static PyObject *start(PyObject *module, PyObject *args) {
-    PyObject *function, *asked_of, *close, *pick, *compute, *wanted, *drawn;
-    if (!PyArg_ParseTuple(args, "OO!OOOO!O:start", &function, &PyTuple_Type, &asked_of, &close,
-                          &pick, &compute, &PyTuple_Type, &wanted, &drawn)
+    PyObject *function, *asked_of, *close, *pick, *contain, *compute, *wanted, *drawn;
+    if (!PyArg_ParseTuple(args, "OO!OOOOO!O:start", &function, &PyTuple_Type, &asked_of, &close,
+                          &pick, &contain, &compute, &PyTuple_Type, &wanted, &drawn)
         || find_memo_type() < 0 || find_array_type() < 0 || find_functions(wanted) < 0
+        || find_containers() < 0
         || (drawn != Py_None && find_generators() < 0)) {
         return NULL;
     }
@@ -469,12 +552,14 @@ static PyObject *start(PyObject *module, PyObject *args) {
             plain_array_item = array_type->tp_as_mapping->mp_subscript;
             array_type->tp_as_mapping->mp_subscript = find_item;
         }
+        swap_containers(1);
         swap_functions(1);
     }
     answer = Py_NewRef(function);
     classes = Py_NewRef(asked_of);
     closing = Py_NewRef(close);
     picking = Py_NewRef(pick);
+    containing = Py_NewRef(contain);
     computing = Py_NewRef(compute);
     if (drawn != Py_None) {
         if (n_drawing++ == 0) {

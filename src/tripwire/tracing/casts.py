@@ -11,6 +11,9 @@ what was cached for a plain one.
 What a list, a tuple or an array of numbers holds at an open index is open, too: `sigmas[i]`. The
 guard function has the numbers, which are part of what the run read, and picks one.
 
+Whether a set, a dict or a list has an open number is one question, and not one for each of its
+members: `step in MILESTONES`. So is whether `SCHEDULE.get(step)` finds anything.
+
 Functions of `math`, `len`, and `min` and `max` of floats, or of ints out of tensors, are handled in
 the same way, under whatever name they were imported: they stay the same objects.
 """
@@ -21,6 +24,7 @@ import functools
 import math
 import operator
 import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,7 +61,8 @@ def casting(*, draws: bool) -> Iterator[None]:
         if _casts is not None:
             asked_of = torch.Tensor, OpenInt, OpenFloat
             drawn = _draw if draws else None
-            _casts.start(_answer, asked_of, _close_given, _pick, _call, tuple(_ANSWERED), drawn)
+            functions = tuple(_ANSWERED)
+            _casts.start(*(_answer, asked_of, _close_given, _pick, _is_in, _call, functions, drawn))
         yield
     finally:
         stop()
@@ -145,6 +150,34 @@ def _pick(owner: Any, index: Any) -> Any:
 
 
 _LONGEST_TABLE = 4096  # numbers of a list, which are compared on each call
+
+
+def _is_in(owner: Any, number: Any) -> Any:
+    """Whether a container has an open number; NotImplemented: it looks itself, which closes it."""
+    if not is_open(number) or not number.ledger.is_live() or not is_exactly(owner, *_CONTAINERS):
+        return NotImplemented
+    members = owner
+    if not is_exactly(owner, range):
+        if len(owner) > _MOST_MEMBERS or not all(map(_is_comparable, owner)):
+            return NotImplemented
+        members = tuple(sorted({one for one in owner if not is_exactly(one, *_NO_NUMBERS)}))
+    is_in = plain(number) in members
+    if is_in and is_exactly(owner, *_DICTS):  # what is there is looked up next
+        return number.ledger.decide(operator.eq, number, plain(number), True)
+    return len(members) > 0 and number.ledger.decide(operator.contains, members, number, is_in)
+
+
+def _is_comparable(one: object) -> bool:
+    """Whether all that may be equal to it are numbers of the same value, or none is."""
+    if is_exactly(one, int, bool, *_NO_NUMBERS):
+        return True
+    return is_exactly(one, float) and math.isfinite(one)  # type: ignore[arg-type]  # it is a float
+
+
+_DICTS = (dict, Counter, OrderedDict, defaultdict)
+_CONTAINERS = (*_DICTS, set, frozenset, list, tuple, range)
+_NO_NUMBERS = (str, bytes, type(None))
+_MOST_MEMBERS = 4096
 
 
 def _draw(generator: Any, bits: Any) -> Any:

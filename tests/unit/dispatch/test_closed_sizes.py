@@ -137,7 +137,7 @@ class Counter:
 
     def by_key(self, x):
         self.at = (self.at + 1) % self.period
-        return x * {0: 2.0}.get(self.at, 3.0)
+        return x * dict.fromkeys(range(100), 2.0)[self.at]
 
 
 def test_a_number_that_the_run_moves_and_needs_is_told_and_not_traced_for_ever() -> None:

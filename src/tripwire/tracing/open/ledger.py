@@ -34,6 +34,7 @@ from tripwire.tracing.state import TracingState
 from tripwire.values.classes import FLOATS, is_exactly, isinstance
 from tripwire.values.numbers import Made, Number, OpenFloat, OpenInt, is_open, is_taken, symbolic
 
+_MOST_SHOWN = 8  # members of a set
 _LONGEST = 60  # operations in an expression; longer ones are closed
 
 
@@ -196,7 +197,8 @@ class RunLedger:
                 self._ask(compare, asked, answer)
             return answer
         with self._state.aside():
-            if any(is_exactly(one, *FLOATS, OpenFloat) for one in (left, right)):
+            of_floats = any(is_exactly(one, *FLOATS, OpenFloat) for one in (left, right))
+            if of_floats or compare is operator.contains:
                 self._note_condition(compare, left, right, answer)
             else:
                 assert bool(compare(symbolic(left), symbolic(right))) == answer
@@ -206,10 +208,16 @@ class RunLedger:
     def _note_condition(
         self, compare: Any, left: object, right: object, answer: bool, closed_by: str = ""
     ) -> Decision:
-        """A question about floats is asked again as Python asked it."""
-        form = f"{{}} {_SIGNS[compare]} {{}}" if answer else f"not {{}} {_SIGNS[compare]} {{}}"
-        condition = form.format(self.symbols.print(left), self.symbols.print(right))
-        text = form.format(self.symbols.spell(left), self.symbols.spell(right))
+        """A question about floats, or about members, is asked again as Python asked it."""
+        if compare is operator.contains:
+            sign, members = "in" if answer else "not in", left
+            condition = f"{self.symbols.print(right)} {sign} {_spell_members(members)}"
+            text = f"{self.symbols.spell(right)} {sign} {_spell_members(members, most=_MOST_SHOWN)}"
+        else:
+            sign = _SIGNS[compare]
+            form = f"{{}} {sign} {{}}" if answer else f"not {{}} {sign} {{}}"
+            condition = form.format(self.symbols.print(left), self.symbols.print(right))
+            text = form.format(self.symbols.spell(left), self.symbols.spell(right))
         decision = Decision(text, self._where(), closed_by)
         if condition not in self._conditions:
             self._conditions[condition] = None
@@ -253,6 +261,14 @@ _SIGNS = {
     operator.eq: "==",
     operator.ne: "!=",
 }
+
+
+def _spell_members(members: Any, most: int | None = None) -> str:
+    """A range, or a set, which Python makes once; for people, the first of its members."""
+    if is_exactly(members, range):
+        return repr(members)
+    rest = ", ..." if most is not None and len(members) > most else ""
+    return f"{{{', '.join(map(repr, members[:most]))}{rest}}}"
 
 
 def _itself(number: object) -> object:
