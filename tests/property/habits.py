@@ -59,6 +59,13 @@ _CACHES = (
             "t = t * ring.table[:, ring.at : ring.at + 4].sum()\nring.at = (ring.at + 2) % 5",
             "t = t + ring.data[-1 - ring.at % 3]\nring.at = ring.at // 2",
             "keep = torch.arange(6) <= ring.at\nt = t + ring.data[keep].sum(0)",
+            "ring.at = (ring.at + 1) % 6\nif ring.at in {1, 4}:\n    t = t * 2",
+            "t = t * ring.rates.get(ring.at, 1.0)\nring.at = (ring.at + 1) % 6",
+            "t = t + 1 if int(ring.place) in range(1, 4) else t\nring.place.add_(1)",
+            "i = torch.randint(0, 5, (1,)).item()\nt = t * ring.table[:, i : i + 4].sum()",
+            "if ring.data.shape[0] != x.reshape(-1, 4).shape[0]:\n"
+            "    ring.data = torch.full((x.reshape(-1, 4).shape[0], 4), 2.0)\n"
+            "t = t + ring.data.sum(0)",
         ),
         _ROWS,
         sites=(
@@ -69,9 +76,11 @@ _CACHES = (
             "ring.data = torch.full((6, 4), 2.0)",
             "ring.data = torch.ones(8, 4)",
             "ring.place.fill_(4)",
+            "ring.rates[ring.at] = 4.0",
             "ring = copy.copy(ring)",
         ),
         setup="class Ring: pass\nring = Ring()\nring.at, ring.data = 0, torch.ones(6, 4)\n"
+        "ring.rates = {1: 2.0, 3: 0.5}\n"
         "ring.place, ring.table = torch.tensor([0]), torch.arange(18.0).reshape(2, 9)",
     ),
     Trait(
