@@ -111,6 +111,7 @@ class Variation:
         self._replaced: Counter[str] = Counter()  # how often something was put there
         self._exchanged: set[str] = set()  # paths of what is exchanged from call to call
         self._may_exchange = True
+        self._stored: set[str] = set()  # paths of tensors that runs stored, and later ones find
         self._left: dict[str, tuple[Source, int]] = {}  # what runs left changed, by path: its spot
         self._gave_up = False
         self._failures: set[str] = set()  # of the back end
@@ -178,6 +179,7 @@ class Variation:
             whole=self._whole,
             tuples=not self._compares_identity,
             known=known,
+            stored=frozenset(at_once(self._stored.copy)),
             everything=bool(self._dynamic) and not self._asks_for_types,
             sizes=frozenset(self._sizes),
             ranges=dict(at_once(self._ranges.items)),
@@ -276,6 +278,10 @@ class Variation:
         assert completion is not None
         self._namespaces = trace.namespaces
         carried = {str(one.source) for one in completion.effects.carried}
+        for source, replaced in completion.effects.replaced:
+            self._sources.setdefault(str(source), source)  # the run may have asked for its size
+            self._shapes.setdefault(str(source), replaced.meta.shape)
+            self._exchanged.add(str(source))  # for runs that read it and leave it there
         for wanted, sources in zip(trace.inputs, completion.sources, strict=True):
             is_state = any(anchored for _, anchored in sources)
             if is_state and not carried:
@@ -295,6 +301,8 @@ class Variation:
         facts: Iterable[NodeFacts | None] = (node.meta.get(FACTS) for node in trace.graph.nodes)
         self._counts |= any(one is not None and one.makes_size for one in facts)
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
+            if id(type(volatile.after)) in PLAIN_TENSORS:
+                self._stored.add(str(volatile.source))
             spot = volatile.spot
             base = volatile.source.base
             if spot is not None and base is not None:

@@ -215,6 +215,8 @@ class Effects(Struct, frozen=True):
     counted_keys: frozenset[tuple[int, Any]]  # of those, and of counters in arguments
     volatile: tuple[Volatile, ...]
     written: frozenset[tuple[int, Any]]  # (holder's identity, key): no longer what was read
+    # Tensors of the world in whose place the run left something else, read or not.
+    replaced: tuple[tuple[Source, TensorFacts], ...]
 
 
 def _never(holder: Holder, key: Any) -> bool:
@@ -252,6 +254,7 @@ def plan_effects(
         frozenset(planner.counted_keys),
         tuple(planner.volatile),
         frozenset(planner.written),
+        tuple(planner.replaced),
     )
 
 
@@ -289,6 +292,7 @@ class _EffectPlanner:
         self.counted_keys: set[tuple[int, Any]] = set()
         self.volatile: list[Volatile] = []
         self.written: set[tuple[int, Any]] = set()
+        self.replaced: list[tuple[Source, TensorFacts]] = []
         self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
 
     def is_nothing(self, write: Write) -> bool:
@@ -414,6 +418,7 @@ class _EffectPlanner:
         facts = self.facts_of(write.holder, write.key)
         if facts is None:
             return False
+        self.replaced.append((write.source, facts))
         if moved or self._is_read(write):
             attributes = self.attributes_of(write.before)
             self.carried.append(

@@ -98,9 +98,11 @@ class Opening(Struct, frozen=True):
     whole: bool = False  # the graph is compiled as a whole: no call may run as it is
     tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
-    # Of what no trace has found before, and is passed in an object: whether all of it is open;
-    # else which sizes, since others that were equal to these differ from call to call.
+    # Of what no trace has found before, and is passed in an object, or was stored by an earlier
+    # run: whether all of it is open; else which sizes, since others that were equal to these
+    # differ from call to call.
     known: frozenset[str] = frozenset()  # paths that traces have found
+    stored: frozenset[str] = frozenset()
     everything: bool = False
     sizes: frozenset[int] = frozenset()
 
@@ -137,10 +139,11 @@ class Opening(Struct, frozen=True):
 
     def choose_dims(self, path: str, shape: Sequence[int], *, is_passed: bool) -> frozenset[int]:
         """Which sizes of a tensor are left open."""
-        if path in self.dims or path in self.known or not is_passed:
+        if path in self.dims or path in self.known or not (is_passed or path in self.stored):
             return self.dims.get(path, frozenset())
         found = enumerate(shape)
-        return frozenset(dim for dim, size in found if self.everything or size in self.sizes)
+        everything = self.everything and is_passed
+        return frozenset(dim for dim, size in found if everything or size in self.sizes)
 
 
 class Decision(Struct, frozen=True):
