@@ -7,7 +7,8 @@
    objects that they are; who calls them from C gets an answer, too.
 
    A function behind lru_cache keeps a single int as it is, and anything else in a tuple: an open number
-   would find nothing of what a plain one left there. remember() asks for the arguments to use.
+   would find nothing of what a plain one left there. remember() asks for the arguments to use. It also
+   asks which memo is to answer where an argument is a tensor: see memos.py.
 
    A list takes the value of an index and gives what is there, as do tuples and NumPy's arrays. find_item()
    asks what to give first.
@@ -39,6 +40,10 @@ static THREAD_LOCAL PyObject *classes; /* a tuple: of which arguments it is aske
 static THREAD_LOCAL PyObject *closing; /* a function of a call's arguments: with which to make it */
 static PyTypeObject *memo_type;        /* functools._lru_cache_wrapper */
 static ternaryfunc plain_memo;
+static THREAD_LOCAL PyObject *remembering; /* a function of a memo and a call's arguments: which answers */
+static THREAD_LOCAL PyObject *remembered;  /* a set: identities of memos that answered as ever */
+static PyTypeObject *key_type;             /* of an argument about which it is asked */
+static int n_remembering, n_of_memos;      /* threads; and how often memo_type has our function */
 static THREAD_LOCAL PyObject *picking; /* a function of a list or tuple and an index */
 static binaryfunc plain_list_item, plain_tuple_item, plain_array_item;
 static PyTypeObject *array_type; /* numpy.ndarray, or NULL */
@@ -140,7 +145,59 @@ static int is_any_asked(PyObject *args, PyObject *named) {
     return 0;
 }
 
+static int is_any_key(PyObject *args, PyObject *named) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+        if (PyObject_TypeCheck(PyTuple_GET_ITEM(args, i), key_type)) {
+            return 1;
+        }
+    }
+    PyObject *value;
+    Py_ssize_t at = 0;
+    while (named != NULL && PyDict_Next(named, &at, NULL, &value)) {
+        if (PyObject_TypeCheck(value, key_type)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* A new reference to the memo that answers: this one, or one that the run has. NULL: an error. */
+static PyObject *find_memo(PyObject *memo, PyObject *args, PyObject *named) {
+    if (is_any_key(args, named)) {
+        PyObject *asked = remembering, *seen = remembered;
+        remembering = remembered = NULL; /* it may call functions behind lru_cache itself */
+        PyObject *found = PyObject_CallFunctionObjArgs(asked, memo, args, named ? named : Py_None, NULL);
+        if (remembering != NULL) { /* somebody else was set meanwhile */
+            Py_DECREF(asked);
+            Py_DECREF(seen);
+        } else {
+            remembering = asked;
+            remembered = seen;
+        }
+        if (found == NULL || Py_TYPE(found) == memo_type) {
+            return found;
+        }
+        Py_DECREF(found);
+    }
+    PyObject *identity = PyLong_FromVoidPtr(memo);
+    int failed = identity == NULL || (remembered != NULL && PySet_Add(remembered, identity) < 0);
+    Py_XDECREF(identity);
+    return failed ? NULL : Py_NewRef(memo);
+}
+
+static PyObject *call_memo(PyObject *memo, PyObject *args, PyObject *named);
+
 static PyObject *remember(PyObject *memo, PyObject *args, PyObject *named) {
+    if (remembering == NULL) {
+        return call_memo(memo, args, named);
+    }
+    PyObject *asked = find_memo(memo, args, named);
+    PyObject *found = asked == NULL ? NULL : call_memo(asked, args, named);
+    Py_XDECREF(asked);
+    return found;
+}
+
+static PyObject *call_memo(PyObject *memo, PyObject *args, PyObject *named) {
     if (answer == NULL || !is_any_asked(args, named)) {
         return plain_memo(memo, args, named);
     }
@@ -476,12 +533,52 @@ static PyObject *start_making(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static void swap_memos(int is_answered) {
+    if (is_answered && n_of_memos++ == 0) {
+        plain_memo = memo_type->tp_call;
+        memo_type->tp_call = remember;
+    } else if (!is_answered && --n_of_memos == 0) {
+        memo_type->tp_call = plain_memo;
+    }
+}
+
+static PyObject *stop_remembering(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
+    if (remembering != NULL) {
+        if (--n_remembering == 0) {
+            swap_memos(0);
+        }
+        Py_CLEAR(remembering);
+        Py_CLEAR(remembered);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *start_remembering(PyObject *module, PyObject *args) {
+    PyObject *function, *seen;
+    PyTypeObject *keys;
+    if (!PyArg_ParseTuple(args, "OO!O!:start_remembering", &function, &PySet_Type, &seen, &PyType_Type,
+                          &keys)
+        || find_memo_type() < 0) {
+        return NULL;
+    }
+    if (key_type == NULL) {
+        key_type = (PyTypeObject *)Py_NewRef(keys); /* for as long as the process lives */
+    }
+    Py_XDECREF(stop_remembering(module, NULL)); /* one function per thread */
+    if (n_remembering++ == 0) {
+        swap_memos(1);
+    }
+    remembering = Py_NewRef(function);
+    remembered = Py_NewRef(seen);
+    Py_RETURN_NONE;
+}
+
 static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
     if (answer != NULL) {
         if (--n_answering == 0) {
             PyFloat_Type.tp_vectorcall = plain_float;
             PyLong_Type.tp_vectorcall = plain_int;
-            memo_type->tp_call = plain_memo;
+            swap_memos(0);
             PyList_Type.tp_as_mapping->mp_subscript = plain_list_item;
             PyTuple_Type.tp_as_mapping->mp_subscript = plain_tuple_item;
             if (plain_array_item != NULL) {
@@ -542,8 +639,7 @@ static PyObject *start(PyObject *module, PyObject *args) {
         plain_int = PyLong_Type.tp_vectorcall;
         PyFloat_Type.tp_vectorcall = cast;
         PyLong_Type.tp_vectorcall = cast;
-        plain_memo = memo_type->tp_call;
-        memo_type->tp_call = remember;
+        swap_memos(1);
         plain_list_item = PyList_Type.tp_as_mapping->mp_subscript;
         plain_tuple_item = PyTuple_Type.tp_as_mapping->mp_subscript;
         PyList_Type.tp_as_mapping->mp_subscript = find_item;
@@ -575,6 +671,8 @@ static PyMethodDef module_methods[] = {
     {"copy_generator", copy_generator, METH_VARARGS, "Have one of Python's generators go on as another."},
     {"start_making", start_making, METH_VARARGS, "Have this thread asked for tensors of some classes."},
     {"stop_making", stop_making, METH_NOARGS, "Have them made plainly again; telling it twice is fine."},
+    {"start_remembering", start_remembering, METH_VARARGS, "Have this thread asked which memo answers."},
+    {"stop_remembering", stop_remembering, METH_NOARGS, "Have each answer itself; telling it twice is fine."},
     {"stop", stop, METH_NOARGS, "Have them made plainly again; telling it twice is fine."},
     {NULL, NULL, 0, NULL},
 };

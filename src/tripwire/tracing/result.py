@@ -102,6 +102,7 @@ class Completion(Struct, frozen=True, eq=False):
     # Numbers out of tensors that Python may fail to compute, or in another class.
     risks: tuple[tuple[PartPlan, type], ...]
     kept: int  # so many of the outputs, the first ones, are put somewhere by effects
+    unneeded: frozenset[int]  # identities of memos whose contents the run didn't ask for
 
 
 class Row(Struct, frozen=True):

@@ -39,7 +39,7 @@ from tripwire.reading.tensors import iter_tensors, version_of
 from tripwire.reading.torchstate import Answer, ask_all, find_changes, sample_torch_state
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import COMPILED, Refuse
-from tripwire.tracing import casts, hooks
+from tripwire.tracing import casts, hooks, memos
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.open.draws import Advance
 from tripwire.tracing.outside import Outside
@@ -85,6 +85,7 @@ class Session:
         self.expressions = expressions
         self.complete = complete
         state.outside = Outside() if complete else None
+        self.memos = memos.RunMemos(state) if complete else None
         self.shape: tuple[int, tuple[str, ...], bool] = (0, (), False)
         self.codes: list[CodeType] = []
         self.adopted: set[int] = set()  # those of them that may run out of sight, by identity
@@ -211,6 +212,7 @@ class Session:
             with (
                 hooks.installed(self),
                 casts.making(),
+                memos.remembering(self.memos),
                 numbers,
                 observer,
                 recording(self.state) as self.recorder,
@@ -234,6 +236,7 @@ class Session:
         if self.state.observer is not None:
             self.state.observer.stop()
         casts.stop()
+        memos.stop()
         hooks.uninstall(self)
 
     def leave(self) -> None:
@@ -348,6 +351,8 @@ class Session:
         tensors = self._outputs = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         state.check_kept_arrays(self._outputs)
+        if self.memos is not None:
+            self.memos.check(self._outputs)
         graph = state.graph()
         graph.output(outputs)
         drop_unused_parts(state)
@@ -520,7 +525,7 @@ class Session:
             reach,
             tuple(known() for _, known in self.state.inputs),
             tuple(tuple(known.sources.items()) for _, known in self.state.inputs),
-            tuple(self._find_asked()),
+            tuple(self._find_asked(reads)),
             {key: attributes for key, (_, attributes) in self.state.attributes.items()},
             self._asks_for_types(),
             sum(count * least for count, least in self.state.durations.values()),
@@ -528,6 +533,7 @@ class Session:
             frozenset(planner.handed_out),
             self._risks,
             self._kept,
+            frozenset() if self.memos is None else self.memos.find_unneeded(),
         )
 
     def _asks_for_types(self) -> bool:
@@ -538,13 +544,16 @@ class Session:
             for code in self.codes
         )
 
-    def _find_asked(self) -> Iterator[tuple[torch.Tensor, Source]]:
+    def _find_asked(self, reads: ReadSet) -> Iterator[tuple[torch.Tensor, Source]]:
         """State that Python could ask for its form, and that no recorded call got."""
         lifted = {id(known) for _, known in self.state.inputs}
         written = {str(write.source) for write in self._writes}
+        passed = self.memos.find_places(reads.holders) if self.memos is not None else ()
         for tensor, known in self.state.values.live():
             if id(known) not in lifted:
                 anchored = (path for path, is_anchored in known.sources.items() if is_anchored)
+                if passed:
+                    anchored = (path for path in anchored if not f"{path}[".startswith(passed))
                 paths = (path for path in anchored if not written or str(path) not in written)
                 path = next(paths, None)
                 if path is not None:

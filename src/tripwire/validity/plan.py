@@ -345,6 +345,8 @@ class _PlanBuilder:
         wanted = self.reads.filter_of(holder)
         ignored = frozenset(self.written.get(id(holder), ()))
         before = self.before.get(id(holder), {})
+        if id(holder.owner) in self.completion.unneeded:
+            return
         if holder.kind is MEMBERS and ignored and not before:
             return  # only added to, and every call adds
         if wanted is not None and ignored.issuperset(wanted):

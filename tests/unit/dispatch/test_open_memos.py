@@ -144,3 +144,105 @@ def test_what_others_do_to_a_memo_is_seen(disturb, how, monkeypatch) -> None:
         check_same(x * sides[0](n), compiled(x))
     if how["maxsize"] is None:
         assert compiled.statistics().hits > 10
+
+
+# --- asked about a tensor that the call makes -----------------------------------------------------
+
+OFFSET = {0: 1.0}
+
+
+class Waves:
+    """A function behind lru_cache, and how often it ran."""
+
+    def __init__(self, **how):
+        self.ran = 0
+
+        @functools.lru_cache(**how)
+        def waves(n, mask=None, scale=1.0):
+            self.ran += 1
+            counted = torch.arange(4.0) if mask is None else mask.cumsum(0)
+            return counted * n * scale + OFFSET[0]
+
+        self.waves = waves
+
+
+def ask_twice(waves, x):
+    mask = x > 0
+    first = waves(3, mask)
+    return first + x + float(waves(3, mask) is first)
+
+
+def ask_in_turn(waves, x):
+    masks = x > 0, x > 1
+    found = [waves(3, masks[i]) for i in (0, 1, 0)]
+    return sum(found) + float(found[0] is found[2])
+
+
+def ask_for_both(waves, x):
+    return waves(3) + waves(3, x > 0) + waves(3)
+
+
+def ask_for_the_other_last(waves, x):
+    return waves(3, x > 0) + waves(3)
+
+
+OWN_TENSORS = {
+    "by position": lambda waves, x: waves(3, x > 0) + x,
+    "by name": lambda waves, x: waves(3, mask=x > 0) + x,
+    "twice": ask_twice,
+    "in turn": ask_in_turn,
+    "a size beside it": lambda waves, x: waves(x.shape[0], x > 0) + x,
+    "a number beside it": lambda waves, x: waves(3, x > 0, scale=2) + waves(3, x > 0, scale=2.0),
+    "an argument": lambda waves, x: waves(3, x) + x,
+    "changed and handed on": lambda waves, x: waves(3, x.add_(1)) + x,
+    "without one as well": ask_for_both,
+    "without one behind it": ask_for_the_other_last,
+}
+
+
+@pytest.mark.parametrize("how", [{"maxsize": 1}, {"maxsize": 1, "typed": True}, {"maxsize": 8}])
+@pytest.mark.parametrize("ask", OWN_TENSORS)
+def test_a_memo_asked_about_tensors_of_the_calls_own_answers_as_ever(ask, how, monkeypatch) -> None:
+    sides = Waves(**how), Waves(**how)
+    compiled = tripwire.compile(lambda x: OWN_TENSORS[ask](sides[1].waves, x), backend="eager")
+    for turn in range(9):
+        if turn == 5:
+            monkeypatch.setitem(OFFSET, 0, 2.0)
+        if turn == 7:
+            for side in sides:
+                side.waves.cache_clear()
+        x = torch.randn(4)
+        check_same(OWN_TENSORS[ask](sides[0].waves, x.clone()), compiled(x.clone()))
+        assert sides[0].ran == sides[1].ran
+
+
+@pytest.mark.parametrize(
+    "ask", ["by position", "by name", "twice", "in turn", "a number beside it"]
+)
+@pytest.mark.parametrize("how", [{"maxsize": 1}, {"maxsize": 8}, {"maxsize": None}])
+def test_a_memo_asked_about_tensors_of_the_calls_own_is_one_trace(ask, how) -> None:
+    one = Waves(**how)
+    compiled = tripwire.compile(
+        lambda x: OWN_TENSORS[ask](one.waves, x), backend="eager", fullgraph=True
+    )
+    for _ in range(3):
+        compiled(torch.randn(4))
+        one.waves(4)
+        OWN_TENSORS[ask](one.waves, torch.randn(4))  # others fill it meanwhile
+    assert (compiled.statistics().traces, compiled.statistics().hits) == (1, 2)
+
+
+def test_a_memo_asked_about_a_tensor_that_the_call_leaves_behind_is_refused() -> None:
+    one = Waves(maxsize=2)
+
+    def ask(x):
+        mask = x > 0
+        return one.waves(3, mask) + x, mask
+
+    compiled = tripwire.compile(ask, backend="eager")
+    for _ in range(5):
+        x = torch.randn(4)
+        found, mask = compiled(x)
+        check_same(ask(x), (found, mask))
+        assert one.waves(3, mask) is one.waves(3, mask)
+    assert compiled.statistics().hits == 0
