@@ -26,13 +26,11 @@ Inputs = dict[str, Any]
 
 # Not compiled whole: the slug, and why. Their results are compared all the same.
 REFUSED: dict[str, tuple[str, str]] = {
-    "switch-transformers": ("tensor-branch", "which experts are hit comes from deep inside"),
-    "jetmoe": ("tensor-branch", "how many tokens each expert gets comes from deep inside"),
-    "nllb-moe": ("tensor-branch", "which experts are hit comes from deep inside"),
     "reformer": ("opaque-object", "layers are handed to a custom autograd function"),
-    "encodec": ("tensor-branch", "paddings of all convolutions are computed from buffers"),
     "vilt": ("tensor-branch", "patches are chosen at random, and then counted"),
 }
+# Which experts are hit, and by how many tokens, comes from deep inside: each outcome is a trace.
+BRANCHES = frozenset({"switch-transformers", "jetmoe"})
 # Every layer draws a number and compares it in Python, while training.
 DROPS_LAYERS = frozenset(
     {"opt", "bart", "marian", "pegasus", "whisper", "wav2vec2", "hubert", "wavlm"}
@@ -64,7 +62,7 @@ class Twins:
     ) -> None:
         architecture = BY_NAME[name]
         self.inputs = architecture.inputs
-        self.is_whole = name not in REFUSED if whole is None else whole
+        self.is_whole = name not in REFUSED.keys() | BRANCHES if whole is None else whole
         self.model: Any = architecture.build()
         prepare(self.model)
         with torch.no_grad():
@@ -368,7 +366,8 @@ def check_in_place(name: str) -> None:
 
 def check_modes(name: str) -> None:
     """Training and evaluation have an entry each."""
-    refused = DROPS_LAYERS | ASKS_DEEPLY | REFUSED.keys() | {"rwkv"}  # which rescales its weights
+    refused = DROPS_LAYERS | ASKS_DEEPLY | REFUSED.keys() | BRANCHES
+    refused |= {"rwkv"}  # which rescales its weights
     whole = name not in refused
     twins = Twins(name, silence, whole=whole)
     twins.check()

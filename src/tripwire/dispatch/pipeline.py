@@ -302,8 +302,14 @@ class Pipeline(Struct, frozen=True):
         standing = Standing(self._note_retired, self.tally.note_rebound)
         rebinds = takes_other_state(self.options.backend, dict(self.options.backend_options))
         # Numbers that the next run leaves open would be compared as they are.
-        crosses = not self.options.fullgraph and (has_taken or not self.variation.will_take())
-        plan = build_plan(trace, run.torch_state, standing, rebinds=rebinds, crosses=crosses)
+        is_last = has_taken or not self.variation.will_take()
+        whole = self.options.fullgraph and is_last
+        plan = build_plan(
+            *(trace, run.torch_state, standing),
+            rebinds=rebinds,
+            crosses=is_last and not whole,
+            whole=whole,
+        )
         # The conditions of what is open are known when it is compiled.
         may_wait = originals is None and trace.shadow is None and not self.options.background
         waits = may_wait and self.tally.count_unused(entries) >= UNUSED_ALLOWED

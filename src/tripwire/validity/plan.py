@@ -112,11 +112,13 @@ def build_plan(
     *,
     rebinds: bool = False,
     crosses: bool = False,
+    whole: bool = False,
 ) -> Plan:
     """What must hold for a complete trace, under watch from now on. Its entry stands by it.
 
     rebinds: the compiled code takes other tensors of the same form for state.
     crosses: values may be compared in the middle of a call, which then turns back.
+    whole: they may not be, and computing them before it may cost more.
     """
     completion = trace.completion
     assert completion is not None
@@ -138,7 +140,7 @@ def build_plan(
                 planner.exchanged,
             )
             guards = admission.write(sentry, standing)
-            probe, ways = _decide(trace, crosses)
+            probe, ways = _decide(trace, crosses, whole)
             plan = Plan(
                 guards=guards,
                 dicts=tuple(dicts),
@@ -164,11 +166,11 @@ def build_plan(
             gc.enable()
 
 
-def _decide(trace: Trace, crosses: bool) -> tuple[Probe | None, Ways | None]:
+def _decide(trace: Trace, crosses: bool, whole: bool) -> tuple[Probe | None, Ways | None]:
     """What of the values that Python used is computed before a call, and compared on its way."""
     if not trace.branches:
         return None, None
-    choice = choose(trace, crosses=crosses)
+    choice = choose(trace, crosses=crosses, whole=whole)
     if not choice.crossed:
         return build_probe(trace, choice), None
     done = find_done(trace, choice.list_places())

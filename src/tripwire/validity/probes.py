@@ -40,6 +40,8 @@ from tripwire.values.identity import same_plain
 LARGEST_PROBE = 128  # calls
 LARGEST_SIZE = 16  # calls for one size, where other values settle it
 LARGEST_COST = 1_000_000  # multiplications in matrix products: some 50 µs
+# Where the graph may not be cut, and nothing is left but to refuse: some milliseconds.
+LARGEST_WHOLE, LARGEST_WHOLE_COST = 2048, 50_000_000
 _HEAVY = words(
     "linear bilinear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm addbmm mv addmv "
     "einsum tensordot conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
@@ -149,14 +151,15 @@ class Choice(Struct, frozen=True):
         )
 
 
-def choose(trace: Trace, *, crosses: bool, hindrance: str = "") -> Choice:
+def choose(trace: Trace, *, crosses: bool, whole: bool = False, hindrance: str = "") -> Choice:
     """Divide the values that decide. Raises Refused, unless values may be compared on the way.
 
-    hindrance: why they may not.
+    whole: they may not, whatever they cost. hindrance: why they may not.
     """
     past = Past(trace)
+    limits = (LARGEST_WHOLE, LARGEST_WHOLE_COST) if whole else (LARGEST_PROBE, LARGEST_COST)
     try:
-        return _Chooser(past, crosses).choose(trace.branches)
+        return _Chooser(past, crosses, *limits).choose(trace.branches)
     except Refused as refused:
         if not hindrance:
             raise
@@ -221,8 +224,9 @@ def _identity_of(target: object) -> object:
 class _Chooser:
     """Finds the values that are computed, and the nodes that lead to them."""
 
-    def __init__(self, past: Past, crosses: bool) -> None:
+    def __init__(self, past: Past, crosses: bool, calls: int, cost: int) -> None:
         self._past = past
+        self._calls, self._cost = calls, cost  # so much may be computed
         self._crosses = crosses  # what can't be computed before the call is compared on its way
         self._crossed: dict[Branch, None] = {}
         self._chosen: dict[Branch, None] = {}
@@ -235,7 +239,7 @@ class _Chooser:
         self._pin_shapes()
         for branch in branches:
             if not branch.instead:
-                self._add_or_cross(branch, LARGEST_PROBE)
+                self._add_or_cross(branch, self._calls)
         for branch in branches:
             if branch.instead and not self._settled.issuperset(branch.instead):
                 self._add_size(branch)
@@ -259,7 +263,7 @@ class _Chooser:
             self._add(branch, len(self._needed) + LARGEST_SIZE)
         except Refused:
             for decider in branch.instead:
-                self._add(decider, LARGEST_PROBE)
+                self._add(decider, self._calls)
             self._settled.update(branch.instead)
 
     def _add_or_cross(self, branch: Branch, limit: int) -> None:
@@ -283,11 +287,11 @@ class _Chooser:
             return
         leading = self._past.find_leading(branch)
         self._past.check_contexts(branch, leading)
-        _check_leading(branch, sorted(leading, key=self._past.order.__getitem__))
+        _check_leading(branch, sorted(leading, key=self._past.order.__getitem__), self._cost)
         needed = self._needed | leading
         calls = sum(node.op != "placeholder" for node in needed)
-        if calls > min(limit, LARGEST_PROBE):
-            raise refuse(branch, f"it depends on more than {LARGEST_PROBE} torch calls")
+        if calls > min(limit, self._calls):
+            raise refuse(branch, f"it depends on more than {self._calls} torch calls")
         self._chosen[branch] = None
         self._needed = needed
         self._pin(branch)
@@ -327,13 +331,18 @@ def _root_of(trace: Trace) -> nn.Module:
     return root
 
 
-def _check_leading(branch: Branch, leading: list[fx.Node], draws: Sequence[fx.Node] = ()) -> None:
+def _check_leading(
+    branch: Branch,
+    leading: list[fx.Node],
+    cost: int = LARGEST_COST,
+    draws: Sequence[fx.Node] = (),
+) -> None:
     """Refuse calls that can't be made before a call, or that cost too much.
 
     draws: those that are drawn ahead.
     """
     heavy = [node for node in leading if name_of(node) in _HEAVY]
-    if sum(map(_cost_of, heavy)) > LARGEST_COST:
+    if sum(map(_cost_of, heavy)) > cost:
         name = name_of(heavy[0])
         raise refuse(branch, f"it depends on `{name}`, which costs too much to run twice")
     for node in leading:
@@ -396,7 +405,7 @@ def _find_leading(past: Past, one: Sounding) -> set[fx.Node]:
     for draw in draws:
         nodes |= past.find_leading(replace(one.branch, inputs=(draw,), args=(draw,), kwargs={}))
     past.check_contexts(one.branch, nodes)
-    _check_leading(one.branch, sorted(nodes, key=past.order.__getitem__), draws)
+    _check_leading(one.branch, sorted(nodes, key=past.order.__getitem__), draws=draws)
     if any(node.meta[FACTS].opaque for node in nodes):
         raise refuse(one.branch, "it depends on a custom function")
     if len(nodes) > LARGEST_SOUNDING:

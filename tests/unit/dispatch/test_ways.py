@@ -19,6 +19,7 @@ BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slo
 def _nothing_is_cheap(monkeypatch):
     """What costs anything is compared on the way."""
     monkeypatch.setattr(probes, "LARGEST_COST", 0)
+    monkeypatch.setattr(probes, "LARGEST_WHOLE_COST", 0)
     with inductor_config.patch(fallback_random=True):  # else Inductor draws other numbers
         yield
 
@@ -366,6 +367,66 @@ def test_fullgraph_says_where():
 
     with pytest.raises(tripwire.CannotTrace, match="costs too much to run twice"):
         tripwire.compile(call, backend="eager", fullgraph=True)(torch.ones(4))
+
+
+def deep(x, layers):
+    for layer in layers:
+        x = layer(x).relu()
+    return x
+
+
+DECIDERS = {
+    "a comparison": lambda y: bool(y.sum() > 3),
+    "an index": lambda y: int(y.argmax()),
+    "rows": lambda y: sum(int(row) for row in (y > 0.1).nonzero()),
+    "a size": lambda y: len(y[y > 0.1]),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("decide", DECIDERS)
+def test_a_graph_that_may_not_be_cut_computes_before_the_call_what_costs_more(
+    backend, decide, monkeypatch
+) -> None:
+    monkeypatch.setattr(probes, "LARGEST_WHOLE_COST", 1_000_000)
+    monkeypatch.setattr(probes, "LARGEST_PROBE", 8)
+    if backend != "eager" and decide in ("rows", "a size"):
+        pytest.skip("compilers can't take their sizes")
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(9))
+
+    def call(x):
+        y = deep(x, layers)
+        return y * DECIDERS[decide](y)
+
+    compiled = tripwire.compile(call, backend=backend, fullgraph=True)
+    inputs = [torch.randn(4) for _ in range(4)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(torch.eye(4) + 0.1)
+        for turn in range(5):
+            for x in inputs:
+                torch.testing.assert_close(compiled(x), call(x))
+            if turn == 2:
+                layers[0].bias.add_(0.5)
+    counts = tripwire.statistics(compiled)
+    assert counts.refusals == 0
+    assert counts.hits > 5
+
+
+def test_a_graph_that_may_be_cut_is_compared_in_its_middle_as_ever(monkeypatch) -> None:
+    monkeypatch.setattr(probes, "LARGEST_WHOLE_COST", 1_000_000)
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(9))
+    compiled = tripwire.compile(lambda x: x + 1 if layers[0](x).sum() > 0 else x, backend="eager")
+    turned = []
+    init = ways.OtherWay.__init__
+    monkeypatch.setattr(
+        ways.OtherWay, "__init__", lambda self, *args: turned.append(1) or init(self, *args)
+    )
+    with torch.no_grad():
+        layers[0].weight.fill_(1.0)
+    for sign in (1, -1, 1, -1):
+        compiled(torch.full((4,), 9.0 * sign))
+    assert turned
 
 
 def test_what_cannot_be_undone_is_refused_with_both_reasons(caplog):
