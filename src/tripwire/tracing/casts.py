@@ -103,6 +103,11 @@ def _make(cls: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     if torch._C._get_default_device() != "cpu":  # by torch.set_default_tensor_type
         return NotImplemented
     dtype = torch.get_default_dtype() if cls is torch.Tensor else cls.dtype
+    if len(args) == 1 and is_exactly(args[0], torch.Tensor, torch.nn.Parameter):
+        given = args[0]
+        is_plain = given.device.type == "cpu" and given.layout is torch.strided
+        is_taken = is_plain and (cls is torch.Tensor or given.dtype == dtype)  # others raise
+        return torch.ops.aten.alias(given) if is_taken else NotImplemented
     if len(args) == 1 and is_exactly(args[0], list, tuple):
         return torch.tensor(args[0], dtype=dtype, device="cpu")
     sizes = args[0] if len(args) == 1 and is_exactly(args[0], torch.Size) else args

@@ -37,6 +37,12 @@ MAKERS = {
     "in place": lambda x, n: torch.FloatTensor([1, 2, 3]).add_(x),
     "by another name": lambda x, n: x * make([1.0, 2.0, 3.0]),
     "with gradients": lambda x, n: torch.Tensor([1.0, 2.0, 3.0]) * WEIGHT + x,
+    "of an argument": lambda x, n: torch.Tensor(x) * 2,
+    "of an argument, returned": lambda x, n: (torch.Tensor(x), x + 1),
+    "of an argument, written": lambda x, n: (torch.Tensor(x).add_(1), x * 2),
+    "of state": lambda x, n: torch.Tensor(WEIGHT) * x,
+    "of a tensor with another dtype": lambda x, n: torch.Tensor((x > 1).long()).view(-1) * x,
+    "of a tensor with its dtype": lambda x, n: torch.LongTensor((x > 1).long()) * x,
 }
 make, WEIGHT = torch.Tensor, torch.ones(3, requires_grad=True)
 
@@ -54,6 +60,14 @@ def test_what_torchs_classes_make_is_recorded(name, backend) -> None:
         ]
         torch.testing.assert_close(*found, rtol=0, atol=0)
     assert compiled.statistics().hits >= 3
+
+
+@needs_c
+def test_a_class_that_takes_no_such_tensor_raises_as_ever() -> None:
+    compiled = tripwire.compile(lambda x: torch.LongTensor(x), backend="eager")
+    for _ in range(3):
+        with pytest.raises(TypeError, match="expected TensorOptions"):
+            compiled(torch.ones(3))
 
 
 @needs_c
