@@ -111,8 +111,9 @@ _STAR = re.compile(r"%[-+ #0]*(\*|\d*\.\*)")
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't tell, nor do `type(x).__name__` and `type(x) is list`. NumPy asks
-    an open number for functions of its own, and gets no other (values/functions.py).
+    `type(self).count` doesn't tell, nor do `type(x).__name__`, `type(x) is list` and
+    `f"{type(x)}"`. NumPy asks an open number for functions of its own, and gets no other
+    (values/functions.py).
     """
     if is_numpys_file(code.co_filename):
         return False
@@ -187,6 +188,7 @@ def _has_self(code: CodeType, steps: _Steps) -> bool:
 
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_FORMATS = ("FORMAT_VALUE", "CONVERT_VALUE", "FORMAT_SIMPLE")  # into an f-string
 _SAME = ("__name__", "__qualname__")  # the classes of open numbers have these of int and float
 
 
@@ -198,6 +200,8 @@ def _tells_type(steps: _Steps, has_self: bool) -> bool:
     if has_self and operand in ([("LOAD_FAST", "self")], [("LOAD_DEREF", "self")]):
         return False
     opname, name = steps[1]
+    if opname in _FORMATS:
+        return False  # <class 'int'>
     if opname in (*_ATTRIBUTES, "STORE_ATTR"):
         return name not in _SAME and (hasattr(int, name) or hasattr(float, name))
     path, steps = _split_path(steps[1:])

@@ -18,7 +18,14 @@ from typing import Any, Protocol
 
 import torch
 
-from tripwire.values.classes import FLOATS, NUMPY_FLOAT, is_exactly, is_namedtuple, isinstance
+from tripwire.values.classes import (
+    FLOATS,
+    NUMPY_FLOAT,
+    is_exactly,
+    is_namedtuple,
+    isinstance,
+    name_after,
+)
 from tripwire.values.identity import same_plain
 
 Symbol = torch.SymInt | torch.SymFloat
@@ -548,9 +555,9 @@ _OF_EVERY_OBJECT = frozenset(
 
 _complete(OpenInt, int, "add sub mul truediv floordiv mod")
 _complete(OpenFloat, float, "add sub mul truediv floordiv mod")
-# In the words of errors that they raise, and of code that asks for the names of types.
-OpenInt.__name__ = OpenInt.__qualname__ = "int"
-OpenFloat.__name__ = OpenFloat.__qualname__ = "float"
+# In the words of errors that they raise, and of code that asks for types' names or prints types.
+name_after(OpenInt, int)
+name_after(OpenFloat, float)
 
 
 # --- arguments of a call ------------------------------------------------------------------------

@@ -411,6 +411,26 @@ def test_names_of_types_may_be_asked_for() -> None:
     check_compiles(fn, [(torch.ones(2), n + 0.5) for n in (2, 3, 4, 5)], traces=2)
 
 
+def test_types_may_be_printed() -> None:
+    def fn(x, n):
+        told = [
+            f"{type(one)} {type(one) = } {type(one)!r} {type(one)!s}"
+            for one in (n, n + 1, n / 2, -n, (n, 1), x.shape[0])
+        ]
+        if not isinstance(n, (int, float)) or n < 0:
+            raise TypeError(f"n is {type(n) = }")
+        return x * n, told
+
+    check_compiles(fn, [(torch.ones(n + 1), n) for n in (2, 3, 4, 5)], traces=2)
+    check_compiles(fn, [(torch.ones(2), n + 0.5) for n in (2, 3, 4, 5)], traces=2)
+    compiled = tripwire.compile(fn, backend="eager")
+    for n in (2, 3, 4):
+        compiled(torch.ones(2), n)
+    for n in (-1, -2.5):
+        with pytest.raises(TypeError, match=rf"type\(n\) = <class '{type(n).__name__}'>"):
+            compiled(torch.ones(2), n)
+
+
 @pytest.mark.parametrize("number", [(2, 3, 4, 5), (2.5, 3.5, 4.5)])
 def test_a_bool_is_one_or_zero_beside_open_numbers(number) -> None:
     def fn(x, n, flag):
