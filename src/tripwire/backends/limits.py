@@ -3,7 +3,7 @@
 AOTAutograd, which torch's back ends use, treats a graph's inputs as values. What a run does to
 their form would be lost silently, or fail with a message about torch's internals. Such a graph is
 refused, for all back ends but `eager`. What a graph does to `.grad` runs between parts: see
-cuts.py.
+parts.py.
 
 A pick is `alphas[t]`, with an integer in a tensor. For torch, `x[t]` is `x[int(t)]`, a view. It
 takes the integer out of the tensor, and fake tensors have no integer there. If nobody can tell a

@@ -49,7 +49,7 @@ from tripwire.backends.backwards import (
     telling_inference,
     trains,
 )
-from tripwire.backends.cuts import cut, find_cuts, runs_user_code
+from tripwire.backends.cuts import find_cuts, runs_user_code
 from tripwire.backends.dynamo import observing
 from tripwire.backends.floats import OWN_DROPOUT, find_fixing, has_unknown_floats
 from tripwire.backends.handover import (
@@ -61,6 +61,7 @@ from tripwire.backends.handover import (
     leaving_generators,
 )
 from tripwire.backends.limits import check_functional, spell_picks
+from tripwire.backends.parts import cut
 from tripwire.backends.registry import (
     Backend,
     Runtime,
