@@ -155,6 +155,12 @@ class ItemsKind(_DictKind):
         space: dict[Any, Any] = owner
         return space
 
+    def get(self, owner: Any, key: Any) -> object:
+        return super().get(owner, plain_key(key))
+
+    def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        return super().slot(owner, plain_key(key))
+
     def read(self, owner: Any) -> Held:
         space = copy_dict(owner)
         if isinstance(owner, OrderedDict):  # its order is its own

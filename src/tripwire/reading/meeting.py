@@ -44,6 +44,7 @@ from tripwire.reading.sources import (
     Attr,
     Cell,
     Item,
+    KeyOf,
     Referent,
     Source,
     TypeOf,
@@ -454,7 +455,7 @@ class Meeting(ABC):
             return
         for key, value in held.items():
             if id(type(key)) not in LEAVES:
-                yield key, Item(path, key)
+                yield key, (KeyOf if isinstance(key, torch.Tensor) else Item)(path, key)
             if id(type(value)) not in LEAVES:
                 yield value, Item(path, key)
 

@@ -216,6 +216,30 @@ class Item(Source, frozen=True):
         return owner[self.key]
 
 
+class KeyOf(Source, frozen=True):
+    """A tensor that is a key of a mapping, `d[weight]`; what lies under it is an `Item`."""
+
+    owner: Source
+    key: object
+
+    def __str__(self) -> str:
+        return f"{self.owner}.keys()[{spell_key(self.key)}]"
+
+    @property
+    def label(self) -> str:
+        return spell_key(self.key, str)
+
+    @property
+    def base(self) -> Source | None:
+        return self.owner
+
+    def fetch(self, roots: Roots) -> object:
+        owner: Any = self.owner.fetch(roots)
+        if not any(one is self.key for one in dict.keys(owner)):
+            raise LookupError(str(self))
+        return self.key
+
+
 class Referent(Source, frozen=True):
     """What a weak reference, a weak proxy or a context variable leads to."""
 

@@ -18,7 +18,16 @@ from msgspec.structs import replace
 
 from tripwire.reading.effects import Carried
 from tripwire.reading.holders import Holder
-from tripwire.reading.kinds import ABSENT, CODE, ELEMENTS, MEMBERS, MEMO, ORDER, NamesKind
+from tripwire.reading.kinds import (
+    ABSENT,
+    CODE,
+    ELEMENTS,
+    MEMBERS,
+    MEMO,
+    ORDER,
+    NamesKind,
+    plain_key,
+)
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
@@ -365,8 +374,8 @@ class _PlanBuilder:
                 for way in keeper.find_ways(holder.owner)
             ]
         else:
-            _join(spaces, space, wanted, step, ignored)
-            spaces[id(space)].before |= before
+            _join(spaces, space, wanted, step, frozenset(map(plain_key, ignored)))
+            spaces[id(space)].before |= {plain_key(key): value for key, value in before.items()}
             spaces[id(space)].owner = id(holder.owner)
             if wanted is None and ignored and not isinstance(space, OrderedDict):
                 spaces[id(space)].order = holder.order()

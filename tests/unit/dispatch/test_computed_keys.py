@@ -92,3 +92,102 @@ def go(f, see):
         see(f(T(i)), features)
 """
     check_twins(program, backend, tmp_path, hits=5)
+
+
+# --- keys that are tensors ---------------------------------------------------------------------
+
+BY_TENSORS = {
+    "a velocity for each weight": """
+weights = [T(1), T(2)]
+velocity = {w: torch.zeros(2) for w in weights}
+
+def call(g):
+    for w in weights:
+        velocity[w] = 0.5 * velocity[w] + g
+        w -= 0.25 * velocity[w]
+    return sum(weights)
+
+def go(f, see):
+    for n in range(6):
+        see(f(T(n)), weights, list(velocity.values()))
+""",
+    "filled by the first call": """
+weights = [T(1), T(2)]
+velocity = collections.defaultdict(dict)
+
+def call(g):
+    for w in weights:
+        state = velocity[w]
+        state["n"] = state.get("n", 0) + 1
+        state["sum"] = g if "sum" not in state else state["sum"] + g
+        w -= state["sum"] / state["n"]
+    return sum(weights)
+
+def go(f, see):
+    for n in range(7):
+        see(f(T(n)), weights, list(velocity.values()))
+""",
+    "one key or the other, deleted and put back": """
+one, other = nn.Parameter(T(1)), T(2)
+held = {}
+
+def call(x, key):
+    if key not in held:
+        held[key] = torch.zeros(2)
+    held[key] = held[key] * 0.5 + x
+    return sum(held.values())
+
+def go(f, see):
+    for n in range(10):
+        see(f(T(n), (one, other)[n // 3 % 2]), list(held.values()))
+    del held[other]
+    for n in range(3):
+        see(f(T(n), other), list(held.values()))
+    held.clear()
+    for n in range(4):
+        see(f(T(n), one), list(held.values()))
+""",
+    "numbers": """
+one, other = T(1), T(2)
+held = {one: 0, other: 1.0}
+
+def call(x):
+    held[one] += 1
+    held[other] = held[other] * 0.5
+    return x * held[other] + held[one]
+
+def go(f, see):
+    for n in range(6):
+        see(f(T(n)), held[one], held[other])
+    held[one] = 50
+    see(f(T()), held[one]), see(f(T()), held[one])
+    held[one], held[other] = 3, 8.0
+    see(f(T()), held[one]), see(f(T()), held[one])
+""",
+    "the keys are used as well": """
+one, other = T(1), T(2)
+held = {one: T(3), other: T(4)}
+
+def call(x):
+    total = x
+    for key in held:
+        held[key] = held[key] + key
+        key.mul_(2)
+        total = total + held[key] * key
+    return total
+
+def go(f, see):
+    for n in range(5):
+        see(f(T(n)), one, other, list(held.values()))
+    held[one] = T(9)
+    see(f(T()), list(held.values())), see(f(T()), list(held.values()))
+    one.zero_()
+    see(f(T()), list(held.values())), see(f(T()), list(held.values()))
+""",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BY_TENSORS)
+def test_what_lies_under_a_tensor_is_another_than_the_tensor(name, backend, tmp_path) -> None:
+    check_twins(BY_TENSORS[name], backend, tmp_path, hits=4)
