@@ -369,7 +369,7 @@ class GuardWriter:
         elif issubclass(cls, weakref.ReferenceType):  # what it leads to, or that it is gone
             found = f"{self.constant(weakref.ref.__call__)}({name})"
             self.add(f"{path}()", found, self._before(value, WEAK).get("()"))
-        elif is_exactly(value, BuiltinMethodType):
+        elif issubclass(cls, BuiltinMethodType):  # C has a subclass of it
             found = f"{name}.__name__"
             self.check(f"{path}.__name__", f"{found} == {value.__name__!r}", value.__name__, found)
             self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
