@@ -86,16 +86,21 @@ def names_in(constant: object) -> Iterator[str]:
 class _UseDraft:
     """A `Use` while it is being counted."""
 
-    __slots__ = ("appended", "attributes", "escapes", "keys", "stored_keys", "updated", "whole")
+    __slots__ = (
+        *("appended", "attributes", "escapes", "grown"),
+        *("keys", "stored_keys", "updated", "whole"),
+    )
 
     def __init__(self) -> None:
         self.keys: set[object] = set()
         self.stored_keys: set[object] = set()
         self.attributes: set[str] = set()
         self.appended = self.updated = self.whole = self.escapes = False
+        self.grown = False  # what `append` returned is used
 
     def freeze(self) -> Use:
-        if not (self.keys or self.stored_keys or self.attributes):
+        only_grown = self.grown and not self.whole
+        if not (self.keys or self.stored_keys or self.attributes or only_grown):
             return _PLAIN_USES[self.appended, self.updated, self.whole, self.escapes]
         return Use(
             frozenset(self.keys),
@@ -103,8 +108,9 @@ class _UseDraft:
             frozenset(self.attributes),
             self.appended,
             self.updated,
-            self.whole,
+            self.whole or only_grown,
             self.escapes,
+            only_grown,
         )
 
 
@@ -208,7 +214,8 @@ class Grown(StackValue):
         self.value = value
 
     def escape(self) -> None:
-        self.value.tally.appended = True
+        tally = self.value.tally
+        tally.appended = tally.grown = tally.escapes = True
 
 
 def is_same(a: StackValue | None, b: StackValue | None) -> bool:

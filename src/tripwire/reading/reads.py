@@ -13,6 +13,7 @@ import builtins
 import dis
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property, reduce
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -401,6 +402,8 @@ class ReadSet:
         use = _UNUSED
         for path in paths:
             use = merge(use, self._use_at(path))
+        if use.only_grown and is_exactly(container, list, set, deque):
+            use = replace(use, whole=False, only_grown=False)
         return _WHOLE if may_name_others(use, container) else use
 
     def find_places(self, sequence: object) -> frozenset[int] | None:

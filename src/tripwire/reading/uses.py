@@ -67,6 +67,8 @@ class Use:
     whole: bool = False  # everything else: iterated, passed on, stored, returned, called, ...
     # The same, but for methods of it that are called.
     escapes: bool = field(default=False, compare=False)
+    # Whole only because of what `v.append(...)` returned, which is None if `v` is a list.
+    only_grown: bool = False
 
     @property
     def taken(self) -> frozenset[str]:
@@ -106,6 +108,7 @@ def merge(a: Use, b: Use) -> Use:
         a.updated or b.updated,
         a.whole or b.whole,
         a.escapes or b.escapes,
+        (a.only_grown or b.only_grown) and all(use.only_grown or not use.whole for use in (a, b)),
     )
 
 

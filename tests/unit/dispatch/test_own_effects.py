@@ -569,3 +569,95 @@ def go(f, see):
             O.n, O.table = 0, {{}}
 """
     check_twins(program, backend, tmp_path, hits=2)
+
+
+_GROWS = {
+    "lambda": ("[]", "lambda v: L.append(v)", "g(x.mean()); y = x * 2"),
+    "part of a tuple": ("[]", "lambda v: (L.append(3), v * 2)[1]", "y = g(x)"),
+    "left of an or": ("[]", "lambda v: L.append(3) or v * 3", "y = g(x)"),
+    "hook": ("[]", "lambda m, i, o: L.append(o.shape[0])", "y = NET(x)"),
+    "asked for": ("[]", "lambda v: L.extend([1, 2]) is None", "y = x * (2 if g(x) else 3)"),
+    "deque": ("collections.deque()", "lambda v: L.append(3)", "g(x); y = x * 2"),
+    "set": ("set()", "lambda v: L.add(3)", "g(x); y = x * 2"),
+    "list that returns itself": ("Fluent()", "lambda v: L.append(3)[0]", "y = x * g(x)"),
+    "object that returns itself": ("Box()", "lambda v: L.append(3).items", "y = x * len(g(x))"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", _GROWS)
+def test_what_append_returns_may_be_used(form, backend, tmp_path) -> None:
+    made, function, body = _GROWS[form]
+    program = f"""
+import collections
+
+class Fluent(list):
+    def append(self, value):
+        super().append(value)
+        return self
+
+class Box:
+    def __init__(self):
+        self.items = []
+    def append(self, value):
+        self.items.append(value)
+        return self
+    def clear(self):
+        self.items.clear()
+
+L = {made}
+g = {function}
+NET = torch.nn.Linear(1, 1)
+with torch.no_grad():
+    NET.weight.fill_(2.0), NET.bias.zero_()
+NET.register_forward_hook(g)
+
+def call(x):
+    {body}
+    return y
+
+def go(f, see):
+    global L
+    for i in range(12):
+        see(f(torch.full((2, 1), float(i))), [*getattr(L, "items", L)])
+        if i == 5:
+            L.clear()
+        if i == 8:
+            L = {made}
+"""
+    check_twins(program, backend, tmp_path, hits=0 if "itself" in form else 9)
+
+
+_BUILTIN = {
+    "of a text": ("'abc'.upper", "'abd'.upper", "x * len(g()) * (2 if g() == 'ABC' else 3)"),
+    "of a number": ("(5).bit_length", "(25).bit_length", "x * g()"),
+    "of a tuple": ("(1, 2, 2).count", "(2,).count", "x * g(2)"),
+    "of a tensor": ("W.mul", "V.mul", "g(x)"),
+    "of the argument": ("x.mul", "x.add", "g(2)"),
+    "of a pattern": ("re.compile('a').match", "re.compile('b').match", "x * bool(g('a'))"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", _BUILTIN)
+def test_a_builtin_method_that_is_passed_is_compared_by_its_object_and_name(
+    form, backend, tmp_path
+) -> None:
+    first, second, body = _BUILTIN[form]
+    program = f"""
+import re
+
+W, V = torch.tensor(2.0), torch.tensor(3.0)
+
+def call(x, g):
+    return {body}
+
+def go(f, see):
+    for i in range(4):
+        x = T(i)
+        see(f(x, {first}))
+    for i in range(4):
+        x = T(i)
+        see(f(x, {second}), f(x, {first}))
+"""
+    check_twins(program, backend, tmp_path, hits=9)
