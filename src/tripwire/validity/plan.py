@@ -108,8 +108,8 @@ OPEN_SIZES = "open sizes"  # what conditions about them are called
 def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
     """Admit what is open under the conditions of the run, and of the compiler that ran since."""
     checks = [
-        Check(OPEN_SIZES, condition, condition, "'that it does not hold'")
-        for condition in shadow.find_conditions()
+        Check(OPEN_SIZES, condition, told, "'that it does not hold'")
+        for condition, told in shadow.tell_conditions(shadow.find_conditions())
     ]
     standing.begin(replace(plan, guards=plan.guards.and_also(checks)))
 

@@ -302,3 +302,15 @@ def test_without_telemetry_everything_compiles(monkeypatch) -> None:
     finally:
         telemetry.enable()
     assert compiled.statistics().hits == 1
+
+
+def test_a_condition_about_a_size_names_what_the_user_passed() -> None:
+    def short(x: torch.Tensor, step: int) -> torch.Tensor:
+        return x * step if x.shape[0] < 6 and step < 4 else x
+
+    fast = tripwire.compile(short, backend="eager")
+    for count, step in ((3, 1), (4, 2), (5, 3), (8, 2), (4, 9)):
+        fast(torch.ones(count), step)
+    told = str(tripwire.explain(fast))
+    assert "L['x'].shape[0] <= 5, found that it does not hold" in told
+    assert "L['step'] <= 3, found that it does not hold" in told

@@ -449,7 +449,8 @@ def test_values_that_only_grow_are_told() -> None:
     for method in ("append", "extend", "add"):
         assert use_of_d(f"d.{method}(x.y)") == Use(appended=True)
         for whole in ("return {}", "x = {} or self", "x({})"):
-            assert use_of_d(whole.format(f"d.{method}(x.y)")) == Use(appended=True)
+            used = use_of_d(whole.format(f"d.{method}(x.y)"))
+            assert used == Use(appended=True, whole=True, only_grown=True)
 
 
 def test_of_a_module_methods_of_containers_are_taken_too() -> None:

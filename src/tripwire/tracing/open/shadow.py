@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from types import CodeType, FrameType
 from typing import Any
 
@@ -436,6 +436,14 @@ class Shadow(RunLedger):
         # Where a tensor begins in its memory matters to nobody here.
         conditions = [one for one in conditions if ".storage_offset() == " not in one]
         return [*conditions, *self._conditions]
+
+    def tell_conditions(self, conditions: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Conditions, each as it is and for people, who don't know the guard function's labels."""
+        paths = {one.label: path for path, one in self.fakes.opened.items()}
+        paths |= {one.label: path for path, one in self.numbers.items()}
+        for condition in conditions:
+            told = re.sub(r"\b[nt]\d+\b", lambda found: paths.get(found[0], found[0]), condition)
+            yield condition, told.replace(".size()[", ".shape[")
 
     def float_names(self) -> set[str]:
         """Symbols of floats."""
