@@ -989,3 +989,27 @@ def test_dropout_that_hands_back_a_view_leaves_sizes_open(p, training, inplace) 
         return y * 2 if y.is_contiguous() else y.t() * 3
 
     check_compiles(first, [(torch.ones(n, 3, 4),) for n in (2, 3, 4, 5)], traces=2)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="torch has no groups")
+@pytest.mark.parametrize("width", [16, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sizes_of_groups_that_are_multiplied_stay_open(dtype, width) -> None:
+    weight = torch.randn(4, 32, width, dtype=dtype)
+
+    def call(x):
+        rows = x.flatten(0, 1)
+        ends = torch.arange(1, 5) * rows.shape[0] // 4
+        found = torch._grouped_mm(rows, weight, offs=ends.to(torch.int32))
+        return found.view(*x.shape[:2], -1) * 2
+
+    try:
+        call(torch.ones(2, 6, 32, dtype=dtype))
+    except RuntimeError:
+        pytest.skip("torch's kernel doesn't take these")
+    compiled = tripwire.compile(call, backend="eager")
+    for batch, length in ((2, 6), (3, 6), (2, 9), (3, 7), (4, 5), (2, 8), (5, 11)):
+        x = torch.randn(batch, length, 32, dtype=dtype)
+        check_same(call(x), compiled(x))
+    if width % 8 == 0:  # else rows are padded, and how far depends on the dtype
+        assert compiled.statistics().traces <= 3
