@@ -203,9 +203,9 @@ class Increment(StackValue):
 
 
 class Grown(StackValue):
-    """What `value.append(...)` returned: None, if `value` is what it seems to be.
+    """What `value.append(...)` returned: None, if `value` is a list.
 
-    `hook = lambda *_: log.append(1)` returns it, and needs nothing of what the log holds.
+    `hook = lambda *_: log.append(1)` returns it, and needs nothing of what the list holds.
     """
 
     __slots__ = ("value",)

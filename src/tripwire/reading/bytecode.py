@@ -364,7 +364,9 @@ class _Pass(Account):
 
     def pop_top(self, _: int) -> None:
         value = self.pop()
-        if value is not None:  # `try: self.cache` asks whether it is there
+        if isinstance(value, Grown):
+            value.value.tally.appended = True
+        elif value is not None:  # `try: self.cache` asks whether it is there
             value.escape()
 
     def copy(self, depth: int) -> None:
