@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tripwire.env import is_library_module
+from tripwire.env import is_installed_file, is_library_module
 from tripwire.reading.account import RECORDED
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder, strong
@@ -592,9 +592,15 @@ class Reach(Meeting):
                 self._remember_library_class(value, Attr(path, name))
 
     def _whole_module(self, module: types.ModuleType, path: Source) -> Reached:
-        if id(module) not in self._whole_modules and not is_library_module(name_of_module(module)):
-            self._whole_modules.add(id(module))
-            yield from self._attributes(module, path, True)
+        """All that a Python module of the user's own holds; packages would be walked for long."""
+        name, file = name_of_module(module), (own_dict(module) or {}).get("__file__")
+        if id(module) in self._whole_modules or is_library_module(name):
+            return
+        self._whole_modules.add(id(module))
+        if not (isinstance(file, str) and is_installed_file(file)):
+            for value, step in self._attributes(module, path, True):
+                if value is not vars(builtins):
+                    yield value, step
 
     def _take_from(self, module: types.ModuleType, path: Source) -> _Taken:
         """A Python module that is met for the first time."""

@@ -34,7 +34,7 @@ import inspect, operator, sys
 from inspect import getmembers as members
 
 M = types.ModuleType("whole_module")
-M.opt_a, M.opt_b, M.opt_n = 1.0, 2.0, 0
+exec("opt_a, opt_b, opt_n = 1.0, 2.0, 0", vars(M))  # with builtins, as modules of files have
 HOLDER = types.SimpleNamespace(module=M)
 look = vars
 
@@ -70,4 +70,4 @@ def go(f, see):
             see(f(T(i)), M.opt_n)
     del sys.modules["whole_module"]
 """
-    check_twins(program, backend, tmp_path, hits=0 if "counted" in look else 6)
+    check_twins(program, backend, tmp_path, hits=0 if "counted" in look or "members" in look else 6)
