@@ -13,6 +13,7 @@ from torch.nn import functional
 from unit.dispatch.sidebyside import BACKENDS
 
 import tripwire
+from tripwire.reading.reader import SWAPS_AT_ONCE
 
 LENGTHS = (5, 9, 12, 7, 5, 16, 3, 8, 11, 9, 14, 6)
 
@@ -96,8 +97,9 @@ def test_what_is_made_anew_for_each_length_is_traced_a_few_times(name: str, back
         x = torch.randn(2, length, 3)
         check_same(fast(x), plain(x))
     found = tripwire.statistics(fast)
-    assert found.traces <= traces
-    assert found.hits >= 2 * len(LENGTHS) - traces
+    if SWAPS_AT_ONCE:  # without the C modules some of these numbers are closed
+        assert found.traces <= traces
+        assert found.hits >= 2 * len(LENGTHS) - traces
 
 
 class Layer(nn.Module):
