@@ -17,9 +17,10 @@ by one and pass results to each other, so the whole call is one round.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -30,6 +31,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import module as modules
 
 from tripwire.backends.backwards import Settling, trains
 from tripwire.backends.floats import OWN_DROPOUT, is_better_unknown, spell_floats
@@ -460,6 +462,33 @@ class _WithoutKeeping:
 
 
 _leaving_generators = Patches(_find_keepers)
+
+
+# --- hooks on all modules while a compiler works ---
+
+
+@contextmanager
+def hiding_module_hooks() -> Iterator[None]:
+    """Inside, what the program hooked to all modules isn't called for modules of a compiler's own.
+
+    AOTAutograd makes modules while it records. A hook that computes with what is registered there
+    would be recorded, registered, recorded again, and so on without end.
+    """
+    if not any(vars(modules)[name] for name in _HOOKS_ON_ALL):
+        yield
+        return
+    user = object()
+    _hidden_hooks.enter(id(user))
+    try:
+        yield
+    finally:
+        _hidden_hooks.leave(id(user))
+
+
+_HOOKS_ON_ALL = [name for name in vars(modules) if re.fullmatch("_global_.*_hooks", name)]
+_hidden_hooks = Patches(
+    lambda: tuple(Patch(modules, name, lambda _: OrderedDict()) for name in _HOOKS_ON_ALL)
+)
 
 
 # --- rounds of CUDA graphs ---

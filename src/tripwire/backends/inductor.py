@@ -50,6 +50,7 @@ from tripwire.backends.handover import (
     OPEN,
     STAYS,
     handing_over,
+    hiding_module_hooks,
     in_rounds,
     leaving_generators,
     mark_staying,
@@ -261,7 +262,7 @@ def _compile_inner(
     kept = fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor changes what it is given
     try:
         convolutions = nullcontext() if open_env is None else _convolving_as_it_is()
-        with around_backward(), leaving_generators(), convolutions:
+        with around_backward(), leaving_generators(), hiding_module_hooks(), convolutions:
             return compile_fx_inner(module, inputs, is_backward=True, **settings)
     except Exception as error:  # whatever it is, it isn't the user's
         raise_interruption(error)

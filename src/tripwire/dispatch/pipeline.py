@@ -58,6 +58,7 @@ from tripwire.backends.handover import (
     LaidOut,
     Unmarked,
     handing_over,
+    hiding_module_hooks,
     leaving_generators,
 )
 from tripwire.backends.limits import check_functional, spell_picks
@@ -456,6 +457,7 @@ class Pipeline(Struct, frozen=True):
             keeping_saved(),
             telling_inference(module.graph),
             leaving_generators(),
+            hiding_module_hooks(),
         ):
             runtime = mend_backward(module.graph, self._run_backend(module, examples), is_part)
         wrap = Unmarked if OPEN in module.meta else LaidOut

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import forking, run_with_torch
 from torch import nn
+from torch.nn.modules import module as modules
 
 import tripwire
 import tripwire.backends.inductor
@@ -663,3 +664,33 @@ def test_code_that_torch_kept_for_no_grad_is_not_for_inference_mode(fn, mode) ->
     with mode(), torch._functorch.config.patch(enable_autograd_cache=True):
         tripwire.compile(fn, backend=backend)(torch.ones(2, requires_grad=True))
     assert kept == [not (fn is turning_gradients_on and mode is torch.inference_mode)]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_hooks_on_all_modules_are_not_called_for_a_compilers_own_modules(backend, trains) -> None:
+    """A hook that computes would be recorded, registered, and recorded again, without end."""
+    seen: list[str] = []
+
+    def on_buffer(module: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:
+        seen.append(type(module).__name__)
+        assert len(seen) < 10
+        return buffer * 3
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        tiny = nn.Module()
+        tiny.register_buffer("b", torch.ones(4))
+        return x * tiny.b + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    handle = modules.register_module_buffer_registration_hook(on_buffer)
+    try:
+        compiled = tripwire.compile(call, backend=backend)
+        x = torch.randn(4, requires_grad=trains)
+        for turn in range(1, 4):
+            got = compiled(x)
+            torch.testing.assert_close(got, x * 3 + torch.tensor([1.0, 2.0, 3.0, 4.0]))
+            if trains:
+                got.sum().backward()
+            assert seen == ["Module"] * turn
+    finally:
+        handle.remove()
