@@ -416,10 +416,10 @@ def _may_draw_elsewhere() -> bool:
     """Whether there is another thread of the program's, which isn't waiting for this one.
 
     On a GPU, Inductor draws numbers to time kernels with. Its own threads stay after its first
-    compile. A backward is compiled in a thread of autograd's, which Python doesn't know, while the
-    thread that asked for it waits.
+    compile. A backward is compiled in a thread of autograd's, while the thread that asked for it
+    waits. Python doesn't know autograd's threads, or has dummies for them.
     """
-    threads = threading.enumerate()
+    threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
     others = [thread for thread in threads if thread.ident != threading.get_ident()]
     waiting = len(others) == len(threads)
     return sum(not _only_compiles(thread) for thread in others) > waiting

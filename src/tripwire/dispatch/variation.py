@@ -281,7 +281,8 @@ class Variation:
         for source, replaced in completion.effects.replaced:
             self._sources.setdefault(str(source), source)  # the run may have asked for its size
             self._shapes.setdefault(str(source), replaced.meta.shape)
-            self._exchanged.add(str(source))  # for runs that read it and leave it there
+            if str(source) not in carried:
+                self._exchanged.add(str(source))  # for runs that read it and leave it there
         for wanted, sources in zip(trace.inputs, completion.sources, strict=True):
             is_state = any(anchored for _, anchored in sources)
             if is_state and not carried:

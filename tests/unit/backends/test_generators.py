@@ -120,16 +120,18 @@ def test_generators_are_left_alone_beside_a_thread_of_the_programs(running, monk
     assert draws_while_compiling(monkeypatch)
 
 
-def test_a_thread_that_python_doesnt_know_compiles_for_one_that_waits() -> None:
+@pytest.mark.parametrize("has_dummy", [False, True])
+def test_a_thread_that_python_doesnt_know_compiles_for_one_that_waits(has_dummy) -> None:
     """So does autograd on a GPU."""
-    told = []
-    thread = _thread.start_new_thread
-    done = threading.Event()
+    told, done = [], threading.Event()
 
     def ask() -> None:
+        if has_dummy:
+            threading.current_thread()  # so does logging
         told.append(handover._may_draw_elsewhere())
         done.set()
 
-    thread(ask, ())
+    _thread.start_new_thread(ask, ())
     assert done.wait(10)
     assert told == [False]
+    assert not handover._may_draw_elsewhere()
