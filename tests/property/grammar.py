@@ -524,8 +524,8 @@ def scenarios(draw: st.DrawFn, about: str = "", backends: tuple[str, ...] = BACK
     backs = [step for step in steps if isinstance(step, Back)]
     if backs and _UNSEEN.search(f"{text}{steps}"):
         backend = "eager"
-    if "autograd.Function" in text and "dtype == torch.bfloat16" in text:  # a known gap, too
-        backend = "eager" if any("autocast" in back.around for back in backs) else backend
+    if any("autocast" in back.around for back in backs):  # a known gap, too: also of strides
+        backend = "eager"
     return Scenario(text, tuple(steps), backend)
 
 
