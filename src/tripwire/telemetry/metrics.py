@@ -225,6 +225,11 @@ _TEXTS = frozenset(
 )
 
 
+# msgspec looks at a class when it first makes one of it, and no lock keeps other threads from using
+# what it knows by then: threads that compiled at once crashed. So it looks now.
+CompilationMetrics.create({})
+
+
 def unknown_metric(name: str) -> TelemetryError:
     """The error for a name that no field has."""
     return TelemetryError(

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from tripwire.files import estimate_memory, estimate_wide
+from tripwire.forks import make_lock
 from tripwire.telemetry.metrics import CompilationMetrics, Int
 from tripwire.values.classes import name_of
 
@@ -357,11 +358,13 @@ def _cut(text: str) -> str:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=make_plain)
+_MAKING = make_lock()  # two threads that make msgspec's first decoder of a class can crash
 
 
 @cache  # it takes as long to make as ten modules of tripwire to import
 def _decoder() -> msgspec.json.Decoder[Header | Event]:
-    return msgspec.json.Decoder(Header | Event)
+    with _MAKING:
+        return msgspec.json.Decoder(Header | Event)
 
 
 def encode(event: Header | Event) -> bytes:

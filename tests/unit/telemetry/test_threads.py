@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -56,3 +58,18 @@ def test_a_lock_that_another_thread_holds_at_a_fork_is_free_in_the_child():
     finally:
         done.set()
         thread.join()
+
+
+def test_the_first_record_of_a_compile_needs_nothing_that_threads_would_prepare_at_once():
+    """msgspec resolves a class's annotations at first use, without a lock: a thread may crash."""
+    script = (
+        "import sys, msgspec._utils as utils\n"
+        "from tripwire.telemetry import CompilationMetrics\n"
+        "seen = set()\n"
+        "sys.setprofile(lambda frame, event, arg: seen.add(frame.f_code))\n"
+        "CompilationMetrics.create({'start_time_us': 1})\n"
+        "sys.setprofile(None)\n"
+        "assert CompilationMetrics.create.__code__ in seen\n"
+        "assert utils.get_class_annotations.__code__ not in seen\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
