@@ -114,8 +114,12 @@ def _leave_uncounted(runtime: Runtime, positions: list[int]) -> Runtime:
 def find_feeds(graph: fx.Graph) -> dict[int, set[int]]:
     """Which outputs each input that wants a gradient leads to, by position.
 
-    Too many do no harm: a gradient of zeros stays one.
+    Too many do no harm: a gradient of zeros stays one. None where nothing that is computed can
+    have a gradient.
     """
+    computed = [node.meta[FACTS] for node in graph.nodes if node.op.startswith("call_")]
+    if not any(wants_grad(facts.value) or facts.written or facts.opaque for facts in computed):
+        return {}
     leads: dict[fx.Node, frozenset[int]] = {}  # from these inputs
     written: dict[int, frozenset[int]] = {}  # the same for memory that in-place calls changed
     none: frozenset[int] = frozenset()

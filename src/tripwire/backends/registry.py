@@ -19,6 +19,7 @@ from torch._C._dynamo import eval_frame
 from tripwire.backends.dynamo import compiling_alone
 from tripwire.errors import BadOption
 from tripwire.imports import has_other_threads, import_dynamo, importing
+from tripwire.tracing.result import GraphOnDemand
 from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")
@@ -39,6 +40,8 @@ def eager(
     """The graph itself, one torch call after another. Has no use for a mode or options."""
     if mode is not None or options:
         logger.warning('the back end "eager" ignores mode=%r and options=%r', mode, options)
+    if isinstance(module, GraphOnDemand):
+        module.real_recompile()  # `forward` is then the generated code itself
     return module.forward
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct
 from torch import fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import PythonCode
 
 from tripwire.errors import InputMismatch
 from tripwire.ranges import SourceRange
@@ -144,12 +146,28 @@ class _LazyModule(Struct):
         return self.built
 
 
+class GraphOnDemand(_LazyGraphModule):
+    """A graph's module. Its Python code is made when it is first needed, as that of Dynamo's is.
+
+    What fx keeps of the generated source goes when the module does.
+    """
+
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.real_recompile()
+        return self.forward(*args, **kwargs)  # not __call__, which prints what is raised
+
+    forward = _lazy_forward
+
+    def _real_recompile(self) -> PythonCode:
+        code = super()._real_recompile()
+        key = type(self).forward.__code__.co_filename
+        weakref.finalize(self, _forget_source, key).atexit = False
+        return code
+
+
 def build_module(root: nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph's module. What fx keeps of its generated source goes when the module does."""
-    module = fx.GraphModule(root, graph, class_name=name)
-    key = module.forward.__code__.co_filename
-    weakref.finalize(module, _forget_source, key).atexit = False
-    return module
+    """A graph's module, which takes what the graph names from another."""
+    return GraphOnDemand(root, graph, class_name=name)
 
 
 def _forget_source(key: str) -> None:

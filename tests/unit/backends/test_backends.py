@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import forking, run_with_torch
+from support import check_same, forking, run_with_torch
 from torch import nn
 from torch.nn.modules import module as modules
 
@@ -694,3 +694,34 @@ def test_hooks_on_all_modules_are_not_called_for_a_compilers_own_modules(backend
             assert seen == ["Module"] * turn
     finally:
         handle.remove()
+
+
+def test_a_graphs_python_code_is_made_when_it_is_first_run():
+    graphs = []
+
+    def keep(graph, examples):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = tripwire.compile(lambda x: x.relu() + 1, backend=keep)
+    x = torch.randn(3)
+    compiled(x)
+    (graph,) = graphs
+    assert graph._needs_recompile()
+    check_same(x.relu() + 1, compiled(x))
+    assert not graph._needs_recompile()
+    assert "relu" in graph.code
+
+
+def test_a_graph_that_raises_prints_nothing(capsys):
+    def keep(graph, examples):
+        return graph.forward
+
+    compiled = tripwire.compile(lambda x, i: x[i], backend=keep)
+    x = torch.randn(3)
+    for _ in range(2):
+        compiled(x, torch.tensor([1]))
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([5]))
+    assert compiled.statistics().hits
+    assert capsys.readouterr() == ("", "")
