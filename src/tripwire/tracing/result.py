@@ -152,11 +152,18 @@ class GraphOnDemand(_LazyGraphModule):
     What fx keeps of the generated source goes when the module does.
     """
 
+    __jit_unused_properties__ = [*fx.GraphModule.__jit_unused_properties__, "code"]  # noqa: RUF012
+
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         self.real_recompile()
         return self.forward(*args, **kwargs)  # not __call__, which prints what is raised
 
     forward = _lazy_forward
+
+    def __prepare_scriptable__(self) -> GraphOnDemand:
+        """What torch.jit.script asks for: it reads the code."""
+        self.real_recompile()
+        return self
 
     def _real_recompile(self) -> PythonCode:
         code = super()._real_recompile()

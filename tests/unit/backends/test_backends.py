@@ -725,3 +725,13 @@ def test_a_graph_that_raises_prints_nothing(capsys):
         compiled(x, torch.tensor([5]))
     assert compiled.statistics().hits
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore:The TorchScript type system:UserWarning")
+def test_a_back_end_may_script_the_graph():
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    compiled = tripwire.compile(layer, backend=lambda graph, examples: torch.jit.script(graph))
+    with torch.no_grad():
+        for _ in range(3):
+            check_same(layer(x), compiled(x))
+    assert compiled.statistics().hits == 2
