@@ -219,19 +219,15 @@ class Effects(Struct, frozen=True):
     replaced: tuple[tuple[Source, TensorFacts], ...]
 
 
-def _never(holder: Holder, key: Any) -> bool:
-    return False
-
-
 def plan_effects(
     writes: Iterable[Write],
     reads: ReadSet,
     plan: Callable[[object], PartPlan],
     facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
-    inner: Iterable[Write] = (),
-    was_open: Callable[[Holder, Any], bool] = _never,
-    is_open: Callable[[Holder, Any], bool] = _never,
+    inner: Iterable[Write],
+    was_open: Callable[[Holder, Any], bool],
+    is_open: Callable[[Holder, Any], bool],
 ) -> Effects:
     """The steps that repeat these writes.
 
@@ -339,8 +335,7 @@ class _EffectPlanner:
         holder = write.holder
         self.written.add((id(holder), write.key))
         if isinstance(holder.kind, ElementsKind):
-            use = self.reads.use_of_container(holder.owner)
-            is_read = bool(use.whole or use.keys or use.attributes or use.stored_keys)
+            is_read = self.reads.use_of_container(holder.owner).holds_matter
         else:
             is_read = self._is_read(write)
         if holder.anchored and is_read:
@@ -386,7 +381,7 @@ class _EffectPlanner:
             return
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
-        if grown and not (is_full or use.whole or use.keys or use.attributes or use.stored_keys):
+        if grown and not (is_full or use.holds_matter):
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
             return
         if holder.anchored:
@@ -452,10 +447,8 @@ class _EffectPlanner:
         if self.reads.is_written_first(holder, write.key, write.before):
             return False
         if isinstance(holder.kind, (MembersKind, ElementsKind)):
-            use = self.reads.use_of_container(holder.owner)
-            return use.whole or bool(use.keys or use.attributes or use.stored_keys)
-        use = self.reads.use_of_key(holder, write.key)
-        return use.whole or use.updated or use.appended or bool(use.keys or use.attributes)
+            return self.reads.use_of_container(holder.owner).holds_matter
+        return self.reads.use_of_key(holder, write.key).is_any
 
 
 def _can_repeat(write: Write) -> bool:
