@@ -32,7 +32,6 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from tripwire.dispatch.entry import Entry
 from tripwire.reading.effects import Volatile
 from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint

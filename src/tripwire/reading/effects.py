@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tripwire.reading.holders import Holder, TensorFacts, Write
 from tripwire.reading.kinds import (
@@ -266,30 +266,21 @@ def plan_marks(
             yield Mark(plan(tensor), name, plan(value))
 
 
-class _EffectPlanner:
-    def __init__(
-        self,
-        reads: ReadSet,
-        plan: Any,
-        facts_of: Any,
-        attributes_of: Any,
-        was_open: Any,
-        is_open: Any,
-    ) -> None:
-        self.was_open = was_open
-        self.is_open = is_open
-        self.reads = reads
-        self.plan = plan
-        self.facts_of = facts_of
-        self.attributes_of = attributes_of
-        self.steps: list[EffectStep] = []
-        self.carried: list[Carried] = []
-        self.counted: list[Counted] = []
-        self.counted_keys: set[tuple[int, Any]] = set()
-        self.volatile: list[Volatile] = []
-        self.written: set[tuple[int, Any]] = set()
-        self.replaced: list[tuple[Source, TensorFacts]] = []
-        self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
+class _EffectPlanner(Struct, eq=False):
+    reads: ReadSet
+    plan: Callable[[object], PartPlan]
+    facts_of: Callable[[Holder, Any], TensorFacts | None]
+    attributes_of: Callable[[object], dict[str, object]]
+    was_open: Callable[[Holder, Any], bool]
+    is_open: Callable[[Holder, Any], bool]
+    steps: list[EffectStep] = field(default_factory=list)
+    carried: list[Carried] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
+    counted_keys: set[tuple[int, Any]] = field(default_factory=set)
+    volatile: list[Volatile] = field(default_factory=list)
+    written: set[tuple[int, Any]] = field(default_factory=set)
+    replaced: list[tuple[Source, TensorFacts]] = field(default_factory=list)
+    writes_at: dict[tuple[int, Any], list[Write]] = field(default_factory=dict)  # by spot
 
     def is_nothing(self, write: Write) -> bool:
         """Whether a tuple was replaced by its equal, and the run doesn't ask which one it is.

@@ -264,7 +264,7 @@ class Session:
                 was_alone = state.reach.holders.is_alone()
                 return Run(trace.result, trace, None, modules, torch_state, outputs, was_alone)
         except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, refused.where))
+            state.refuse(refused.refusal)
         was_alone, modules = state.reach.holders.is_alone(), self._list_modules()
         return Run(self._settle(), None, state.refusal, modules, was_alone=was_alone)
 

@@ -369,6 +369,12 @@ class Sweep:
     def _alive(self, identity: int) -> object:
         return next(old for old in self._old if id(old) == identity)
 
+    def _stand_in(self, made: object, holder: object, fresh: list[object]) -> None:
+        """Put another object in the place of a holder that can't be changed, wherever it is."""
+        self._replaced[id(holder)] = made
+        self._old.append(holder)
+        fresh.append(holder)
+
     def _replace_in(self, holder: Any, fresh: list[object]) -> None:
         if isinstance(holder, tuple):
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
@@ -376,16 +382,12 @@ class Sweep:
                 cls = type(holder)
                 made = tuple.__new__(cls, items) if is_namedtuple(cls) else cls(items)
                 known = self._tuples.get(id(holder), holder)
-                self._replaced[id(holder)] = made if known is holder else known
-                self._old.append(holder)
-                fresh.append(holder)
+                self._stand_in(made if known is holder else known, holder, fresh)
         elif type(holder) in _BOUND and type(self._find(holder.__self__)) is type(holder.__self__):
             self._replace_in_part(holder)
         elif type(holder) in _REBUILT:
             if id(holder) not in self._replaced:
-                self._replaced[id(holder)] = _REBUILT[type(holder)](holder, self._find)
-                self._old.append(holder)
-                fresh.append(holder)
+                self._stand_in(_REBUILT[type(holder)](holder, self._find), holder, fresh)
         elif isinstance(holder, functools.partial):
             state = holder.func, self._find(holder.args), holder.keywords, own_dict(holder)
             holder.__setstate__(state)  # type: ignore[attr-defined]
@@ -395,16 +397,13 @@ class Sweep:
         elif type(holder) is _TupleIterator:
             parts: Any = holder.__reduce__()
             _, (held,), at = parts
-            iterator = self._replaced[id(holder)] = iter(self._find(held))
+            iterator = iter(self._find(held))
             iterator.__setstate__(at)
-            self._old.append(holder)
-            fresh.append(holder)
+            self._stand_in(iterator, holder, fresh)
         elif type(holder) is _SetIterator:
             told: Any = holder.__reduce__()
             _, (left,) = told  # another set has another order
-            self._replaced[id(holder)] = iter([self._find(item) for item in left])
-            self._old.append(holder)
-            fresh.append(holder)
+            self._stand_in(iter([self._find(item) for item in left]), holder, fresh)
         elif isinstance(holder, dict):
             if any(id(key) in self._replaced for key in dict.keys(holder)):
                 items = [(self._find(k), self._find(v)) for k, v in dict.items(holder)]
