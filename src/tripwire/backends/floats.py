@@ -1,9 +1,9 @@
-"""Floats: a float that is open goes to compilers in a form that they don't fix.
+"""Floats: an open float goes to compilers in a form that they don't make a constant of.
 
 They get it as a 64-bit tensor, with `item()` behind it. If a float whose value they know is added,
-multiplied or compared, they use the tensor again; everywhere else they fix the float. Some calls
-can take a float whose value is unknown, as they take numbers out of tensors. A few more are
-rewritten with the tensor itself.
+multiplied or compared, they use the tensor again; everywhere else they make the float a constant
+(they *fix* it). Some calls can take a float whose value is unknown, as they take numbers out of
+tensors. A few more are rewritten with the tensor itself.
 """
 
 from __future__ import annotations

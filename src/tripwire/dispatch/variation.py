@@ -86,7 +86,7 @@ _HOLD_NONE = ids_of(
 
 
 class Variation:
-    """Of one callable's calls."""
+    """What of one callable's calls varies, as far as its traces and misses have shown."""
 
     def __init__(self, dynamic: bool | None, *, whole: bool = False) -> None:
         self._dynamic = dynamic

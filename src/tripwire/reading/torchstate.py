@@ -29,7 +29,7 @@ Spelling = Callable[[object], str]  # the name that a guard function has for a v
 
 
 class Flag(Struct, frozen=True):
-    """A piece of state, how to read it, and when."""
+    """One piece of state: how to read it, and which code depends on it."""
 
     name: str  # for people
     get: Callable[[], object]  # in the calling thread; None where it is off, or not loaded yet

@@ -80,7 +80,7 @@ UNCOUNTED = frozenset(_IN_TORCH)  # of what these change, version counters may n
 
 
 class Call(Struct, frozen=True):
-    """Recorded as one node."""
+    """A call of it is recorded as one node."""
 
     op: Literal["call_function", "call_method"]
     target: Any  # a callable, or a method's name
@@ -98,7 +98,7 @@ class Call(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """Reads metadata only; never recorded."""
+    """A call of it reads metadata only, and is never recorded."""
 
     name: str
     of_size: bool  # a branch where the tensor's size depends on values
@@ -107,7 +107,7 @@ class Query(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """Can't be followed."""
+    """A run that calls it is refused, for this reason."""
 
     slug: str
     reason: str

@@ -1,4 +1,4 @@
-"""Compiles: the block that one compile runs in, its phases, and what users say of the moment.
+"""Compiles: the block that one compile runs in, its phases, and texts that users add to it.
 
 Inside it spans and figures belong to that compile; at its end they are one `CompilationMetrics`.
 The time that no span inside claims is a figure of its own. When something is compiled again, hooks

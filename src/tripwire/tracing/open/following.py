@@ -1,4 +1,4 @@
-"""Following: a torch call of the run is made in the shadow, on fakes with symbolic sizes."""
+"""Following: each torch call of the run is made again on fake tensors with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """Makes one call."""
+    """Makes calls of one run again on fakes."""
 
     __slots__ = ("_fakes", "_opening", "_shadow", "_state")
 

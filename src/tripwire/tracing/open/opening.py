@@ -1,4 +1,4 @@
-"""Opening: what of a call is to be left open, and what of a run was.
+"""Opening: which sizes and numbers of a call are left open, and what the graph gets for them.
 
 No open number outlives its run: whatever holds one when the run is over holds its plain value from
 then on (`Sweep`).

@@ -1,4 +1,4 @@
-"""Shadow: what of a run stays open.
+"""Shadow: the run with symbolic sizes, beside the real one. It tells which sizes stay open.
 
 A shadow goes beside the real run: a fake tensor with symbolic sizes for each tensor whose size may
 differ on the next call. A torch call that gets such a tensor, or an open number, runs a second time
@@ -62,7 +62,7 @@ from tripwire.values.numbers import (
 
 
 class Shadow(RunLedger):
-    """Of one run."""
+    """Which sizes and numbers of one run are open so far."""
 
     def __init__(self, state: TracingState, opening: Opening) -> None:
         super().__init__(state, opening)

@@ -39,7 +39,7 @@ class _NotingEnvironment(ShapeEnv):
 
 
 class Symbols:
-    """Of one run."""
+    """The symbols of one run, and how to find their values on another call."""
 
     def __init__(self, *, takes: bool) -> None:
         import_dynamo()
