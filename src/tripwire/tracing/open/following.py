@@ -12,7 +12,7 @@ from tripwire.reading.tensors import iter_given
 from tripwire.rulebook.rules import SETATTR, Call, words
 from tripwire.tracing.open.fakes import BY_VALUES
 from tripwire.tracing.open.opening import FAKE, FORMED, Opening
-from tripwire.tracing.open.spellings import SPELLED, find_form, find_spelling
+from tripwire.tracing.open.spellings import SPELLED, MadeCall, find_form, find_spelling
 from tripwire.tracing.open.symbols import is_open_symbol
 from tripwire.tracing.sizes import KEEP_SHAPES
 from tripwire.tracing.state import TracingState
@@ -64,7 +64,7 @@ class Follower:
                 form = (
                     None
                     if spelling is not None or self._opening.whole
-                    else find_form(func, args, results, self._fakes.find)
+                    else find_form(MadeCall(func, args, results), self._fakes.find)
                 )
                 told = spelling or form or func
                 fakes = self._fakes.imitate(told, args, kwargs, in_place=in_place)
