@@ -40,7 +40,7 @@ from tripwire.reading.kinds import MEMO, is_link
 from tripwire.reading.names import asks_for_modes, needs_plain_numbers, returns_plain_number
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
-from tripwire.values.contents import filled_slots, own_dict
+from tripwire.values.contents import elements_of, filled_slots, own_dict
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -412,16 +412,13 @@ class Sweep:
             for key, value in list(dict.items(holder)):
                 if id(value) in self._replaced:
                     self._put(holder, key, self._find(value))
-        elif isinstance(holder, list):
-            for index, value in enumerate(list.__iter__(holder)):
+        elif isinstance(holder, (list, deque)):
+            kind: Any = list if isinstance(holder, list) else deque
+            for index, value in enumerate(elements_of(holder)):
                 if id(value) in self._replaced:
-                    list.__setitem__(holder, index, self._find(value))
-        elif isinstance(holder, deque):
-            for index, value in enumerate(list(deque.__iter__(holder))):
-                if id(value) in self._replaced:
-                    deque.__setitem__(holder, index, self._find(value))
+                    kind.__setitem__(holder, index, self._find(value))
         elif isinstance(holder, set):
-            for value in list(set.__iter__(holder)):
+            for value in elements_of(holder):
                 if id(value) in self._replaced:
                     set.discard(holder, value)
                     set.add(holder, self._find(value))
