@@ -523,7 +523,7 @@ class Dispatcher(telling.Followed):
             self._compile_inside(run.modules)
 
     def _refuse_to_compile(self, refusal: Refusal, key: object) -> None:
-        """Whatever the call does."""
+        """Such calls run as plain Python, or raise with fullgraph, whatever they do."""
         self._note_refusal(refusal)
         if self.options.fullgraph:
             raise refusal.error()

@@ -164,7 +164,7 @@ class _Trust:
         self._left -= 1
 
     def give_back(self) -> None:
-        """One was worth it."""
+        """Allow one more: an entry was worth its trace."""
         self._left = min(self._most, self._left + 1)
 
 
@@ -402,7 +402,7 @@ class _PlainRegion:
 
 
 def refuse_over_limit(limit: int | None) -> Refusal:
-    """No more entries are made."""
+    """The refusal of calls after the last entry that recompile_limit allows."""
     return Refusal(
         "recompile-limit",
         f"{limit} entries were compiled, and recompile_limit allows no more. Calls that fit one of "

@@ -507,4 +507,4 @@ def _is_plain_class(item: object) -> bool:
 
 
 def _ignore(*_: object) -> None:
-    """The run is over."""
+    """Stands where listeners were, once the run is over."""

@@ -158,7 +158,7 @@ def find_matmul_precision() -> object:
 
 
 def find_precisions() -> object:
-    """Of float32, in each back end."""
+    """The precision of float32 in each back end."""
     return tuple(switch.ask() for switch in PRECISIONS)
 
 

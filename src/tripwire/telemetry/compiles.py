@@ -210,7 +210,7 @@ def get_hook_for_recompile_user_context() -> list[Hook] | None:
 
 
 def reset_recompile_user_contexts() -> None:
-    """Ask nobody."""
+    """Remove all hooks."""
     global _hooks
     _hooks = ()
 

@@ -252,7 +252,7 @@ class ReinplaceCounters:
 
     @classmethod
     def clear(cls) -> None:
-        """Nothing was missed."""
+        """Count from zero again."""
         with cls._lock:
             cls._tensors.clear()
             cls._bytes.clear()

@@ -78,7 +78,7 @@ def spell_taken(line: str) -> str:
 
 
 def spell_place(path: str, dim: int | None) -> str:
-    """As users write it."""
+    """A place as users write it: `x.shape[0]`."""
     return path if dim is None else f"{path}.shape[{dim}]"
 
 

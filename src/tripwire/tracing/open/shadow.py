@@ -446,7 +446,7 @@ class Shadow(RunLedger):
             yield condition, told.replace(".size()[", ".shape[")
 
     def float_names(self) -> set[str]:
-        """Symbols of floats."""
+        """The names of symbols that stand for floats."""
         opened = [one.symbol for one in self.numbers.values()]
         symbols = [*opened, *self.symbols.computed.values(), *self.symbols.carriers]
         return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}
