@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -116,6 +117,15 @@ def refusal_of(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     except tripwire.CannotTrace as error:
         return error.slug
     raise AssertionError("it was traced")
+
+
+def elsewhere(function: Callable[[], Any]) -> Any:
+    """What a function gives in another thread."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join(30)
+    return found[0]
 
 
 def run_python(code: str, env: dict[str, str] | None = None) -> str:
@@ -244,3 +254,16 @@ def check_compiles(
         check_same(expected, compiled(*args))
     assert compiled.statistics().traces == traces
     return compiled
+
+
+class Nameless(type):
+    """A class that doesn't tell its name."""
+
+    def __getattribute__(cls, name):
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise RuntimeError("it isn't told")
+        return super().__getattribute__(name)
+
+
+class Unnamed(Exception, metaclass=Nameless):
+    """An exception of such a class."""

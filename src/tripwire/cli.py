@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line: `tripwire` and its commands.
 
 Exit codes: 0 done; 1 the replayed call raised, or something is wrong (audit, doctor); 2 bad input
 or bad usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.

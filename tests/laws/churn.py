@@ -9,19 +9,15 @@ thread writes to must neither fail nor end up with half of it.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
-import logging
 import sys
-import threading
-import time
-import traceback
 from collections import Counter, OrderedDict, defaultdict, deque
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 import torch
+from crew import Crew, begin
 from torch import nn
 
 import tripwire
@@ -94,30 +90,23 @@ READERS: list[tuple[Any, tuple[Any, ...]]] = [
 ]
 
 
-class Churn:
+class Churn(Crew):
     def __init__(self, seconds: float, seed: int) -> None:
-        self.ends = time.monotonic() + seconds
-        self.seed = seed
-        self.errors: list[str] = []
+        super().__init__(seconds, seed)
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
-        jobs = [self.call, self.call, self.write, self.write]
-        threads = [threading.Thread(target=self.guarded, args=(j, n)) for n, j in enumerate(jobs)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self.work([self.call, self.call, self.write, self.write])
 
     def guarded(self, job: Any, number: int) -> None:
         chance = Random(self.seed + number)
         try:
             # On a busy machine it takes longer until there was enough to see.
-            while not self.errors and (time.monotonic() < self.ends or self.counts["call"] < 20):
+            while not self.errors and (self.is_on() or self.counts["call"] < 20):
                 job(chance)
                 self.counts[job.__name__] += 1
         except BaseException as error:
-            self.errors.append("".join(traceback.format_exception(error)))
+            self.note(error)
 
     def call(self, chance: Random) -> None:
         reader, arguments = chance.choice(READERS)
@@ -149,13 +138,7 @@ class Churn:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    faulthandler.dump_traceback_later(options.seconds + 60, exit=True)  # a deadlock says where
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
+    options = begin(argparse.ArgumentParser(), grace=60)
     sys.setswitchinterval(1e-5)
     churn = Churn(options.seconds, options.seed)
     churn.run()

@@ -13,30 +13,23 @@ Run as a script, in a process of its own. Prints a line of figures as JSON.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
-import logging
 import random
 import statistics
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from crew import Crew, Failed, begin
 from torch import nn
 
 import tripwire
 
 CALLERS, WIDTH, LONGEST, ADAPTERS = 8, 32, 48, 3
-
-
-class Failed(Exception):
-    """An answer is one that no state during the call gives."""
 
 
 class Block(nn.Module):
@@ -86,14 +79,13 @@ class Versions:
         self.done = self.begun
 
 
-class Server:
+class Server(Crew):
     def __init__(self, seconds: float, seed: int, backend: str, pause: float) -> None:
+        super().__init__(seconds, seed)
         torch.manual_seed(seed)
         self.model = Model().eval()
         self.compiled: Any = tripwire.compile(self.model, backend=backend)
-        self.seed = seed
         self.pause = pause  # between two adapters; weights stay ten times as long
-        self.errors: list[str] = []
         self.took: dict[str, list[float]] = {"compiled": [], "plain": []}
         self.memory: list[int] = []
         self.weights = Versions(self.swap)
@@ -105,7 +97,7 @@ class Server:
             self.answers = [self.model(x)["hidden"] for x in self.requests]
             for x in self.requests[:4]:  # servers warm up
                 self.compiled(x)
-        self.ends = time.monotonic() + seconds
+        self.ends = time.monotonic() + seconds  # from now on
 
     def swap(self, version: int) -> None:
         """New tensors for all weights; only the versions have other values."""
@@ -121,26 +113,12 @@ class Server:
     # --- threads ---
 
     def run(self) -> None:
-        jobs = [self.call] * CALLERS + [self.write_adapters, self.write_weights, self.measure]
-        threads = [
-            threading.Thread(target=self.guarded, args=(job, number), daemon=True)
-            for number, job in enumerate(jobs)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        jobs = [self.write_adapters, self.write_weights, self.measure]
+        self.work([*[self.call] * CALLERS, *jobs])
 
     def guarded(self, job: Callable[[int], None], number: int) -> None:
-        try:
-            with torch.no_grad():
-                job(number)
-        except BaseException as error:
-            self.errors.append("".join(traceback.format_exception(error)))
-            self.ends = 0.0
-
-    def is_on(self) -> bool:
-        return time.monotonic() < self.ends
+        with torch.no_grad():
+            super().guarded(job, number)
 
     def call(self, number: int) -> None:
         chance = random.Random(self.seed + number)
@@ -218,15 +196,9 @@ def find_memory() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="eager")
     parser.add_argument("--pause", type=float, default=0.5)
-    options = parser.parse_args()
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(options.seconds + 300, exit=True)  # a deadlock says where
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
+    options = begin(parser, grace=300)
     server = Server(options.seconds, options.seed, options.backend, options.pause)
     server.run()
     print(json.dumps(server.figures()))

@@ -11,22 +11,20 @@ where. Prints a line of figures as JSON.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import json
-import logging
 import random
 import re
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from crew import Crew, Failed, begin
 from torch import nn
 
 import tripwire
@@ -34,10 +32,6 @@ from tripwire.writes.sentry import IS_COMPILED
 
 ROUND = 5  # values per channel: fewer than entries that are kept
 CALLERS = 8
-
-
-class Failed(Exception):
-    """A call returned what no state during it gives."""
 
 
 class Channel:
@@ -259,34 +253,14 @@ class Own(nn.Module):
 # --- the storm -----------------------------------------------------------------------------------
 
 
-class Storm:
+class Storm(Crew):
     def __init__(self, seconds: float, seed: int) -> None:
         self.channels = build_channels()
-        self.ends = time.monotonic() + seconds
-        self.seed = seed
-        self.errors: list[str] = []
+        super().__init__(seconds, seed)
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
-        jobs = [self.call] * CALLERS + [self.write] * 2 + [self.compile, self.collect]
-        threads = [
-            threading.Thread(target=self.guarded, args=(job, number), daemon=True)
-            for number, job in enumerate(jobs)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def guarded(self, job: Callable[[int], None], number: int) -> None:
-        try:
-            job(number)
-        except BaseException as error:
-            self.errors.append("".join(traceback.format_exception(error)))
-            self.ends = 0.0
-
-    def is_on(self) -> bool:
-        return time.monotonic() < self.ends
+        self.work([self.call] * CALLERS + [self.write] * 2 + [self.compile, self.collect])
 
     def call(self, number: int) -> None:
         chance = random.Random(self.seed + number)
@@ -332,14 +306,7 @@ class Storm:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(options.seconds + 60, exit=True)  # a deadlock says where
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
+    options = begin(argparse.ArgumentParser(), grace=60)
     sys.setswitchinterval(1e-4)
     storm = Storm(options.seconds, options.seed)
     storm.run()

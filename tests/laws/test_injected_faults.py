@@ -67,7 +67,7 @@ def test_faults_at_statements_leave_the_process_as_it_was(where, figures) -> Non
 
 
 @pytest.mark.slow  # no seed makes a moment come again
-def test_interrupts_at_random_moments() -> None:
+def test_interrupts_at_random_moments_leave_nothing_half_done() -> None:
     (figures,) = visit(["--interrupts=100"])
     check(figures)
     assert figures["raised"] > 40
@@ -81,6 +81,6 @@ def test_both_kinds_of_fault_at_every_statement(scene) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_interrupts() -> None:
+def test_thousands_of_interrupts_leave_nothing_half_done() -> None:
     (figures,) = visit(["--interrupts=5000"])
     check(figures)

@@ -257,7 +257,7 @@ def test_a_mode_that_changes_results_changes_compiled_ones(pair) -> None:
     ],
     ids=["vmap", "grad", "jacrev", "jvp", "vmap of grad", "jacobian"],
 )
-def test_function_transforms(pair, transform, warm) -> None:
+def test_function_transforms_of_a_compiled_module_are_right(pair, transform, warm) -> None:
     compiled, plain = pair
     if warm:
         check_calls(compiled, plain, X)
@@ -268,7 +268,7 @@ def test_function_transforms(pair, transform, warm) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks for it
 @pytest.mark.parametrize("warm", [False, True])
-def test_inside_torch_compile(pair, warm) -> None:
+def test_compiled_code_runs_inside_torch_compile(pair, warm) -> None:
     compiled, plain = pair
     if warm:
         check_calls(compiled, plain, X)
@@ -327,7 +327,7 @@ def test_torch_export_of_a_module_whose_forward_is_compiled(pair) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torch_export(pair) -> None:
+def test_export_refuses_or_is_right(pair) -> None:
     compiled, plain = pair
     try:
         program = torch.export.export(compiled, (X,))
@@ -340,7 +340,7 @@ def test_torch_export(pair) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("warm", [False, True])
-def test_torch_jit_trace(pair, warm) -> None:
+def test_jit_trace_of_a_compiled_module_is_right(pair, warm) -> None:
     compiled, plain = pair
     for net in pair:
         net.requires_grad_(False)  # else torch refuses, see below
@@ -369,7 +369,7 @@ def test_what_torch_jit_trace_refuses_is_refused_without_a_crash() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_fx_symbolic_trace(pair) -> None:
+def test_symbolic_trace_refuses_or_is_right(pair) -> None:
     compiled, plain = pair
     try:
         traced = torch.fx.symbolic_trace(compiled)
@@ -380,7 +380,7 @@ def test_fx_symbolic_trace(pair) -> None:
     check_calls(compiled, plain, X)
 
 
-def test_make_fx(pair) -> None:
+def test_make_fx_records_a_compiled_module(pair) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     compiled, plain = pair
@@ -390,7 +390,7 @@ def test_make_fx(pair) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of plain code too
-def test_fake_tensors(pair) -> None:
+def test_fake_tensors_pass_through_a_compiled_module(pair) -> None:
     from torch._subclasses import FakeTensorMode
 
     compiled, plain = pair
@@ -427,7 +427,7 @@ def test_calls_with_tensor_subclasses_agree(pair, cls) -> None:
     check_calls(compiled, plain, X)
 
 
-def test_a_subclass_that_wraps_tensors(pair) -> None:
+def test_a_subclass_that_wraps_tensors_comes_out_as_itself(pair) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
     compiled, plain = pair
@@ -453,7 +453,7 @@ class Computed(Dataset):
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_data_loader_workers(pair, warm) -> None:
+def test_workers_of_a_data_loader_run_compiled_code(pair, warm) -> None:
     compiled, plain = pair
     if warm:
         check_calls(compiled, plain, X)
@@ -568,7 +568,7 @@ def test_a_notebook_whose_cells_are_run_again() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is absent")
-def test_ipython() -> None:
+def test_globals_of_an_ipython_cell_are_watched() -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()

@@ -61,7 +61,7 @@ def test_ten_minutes_of_a_server_leave_its_memory_flat() -> None:
 
 @pytest.mark.slow
 @SENTRIES
-def test_a_minute_of_it(pure) -> None:
+def test_a_minute_of_threads_gives_no_wrong_result(pure) -> None:
     figures = run("storm.py", 60, pure)
     assert figures["hits of the last"] > 0
     assert figures["compiles"] > 0

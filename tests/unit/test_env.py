@@ -51,13 +51,13 @@ def test_library_modules_by_name() -> None:
     assert not env.is_stdlib_module("torch.distributions")
 
 
-def test_own_files_and_dispatch_files() -> None:
+def test_own_files_and_dispatch_files_are_known() -> None:
     assert env.is_own_file(env.__file__)
     assert not env.is_own_file(__file__)
     assert env.is_dispatch_file(torch.overrides.__file__)
 
 
-def test_paths_inside_torch() -> None:
+def test_paths_inside_torch_are_told_from_its_root() -> None:
     assert env.torch_path(torch.nn.functional.__file__) == "nn/functional.py"
     assert env.torch_path(os.__file__) is None
 

@@ -34,7 +34,7 @@ def branching(x):
     return x * 2 if x.sum() > 0 else x
 
 
-def test_a_tensor_from_nowhere() -> None:
+def test_a_tensor_from_nowhere_is_refused_where_others_make_it_a_constant() -> None:
     assert refusal_of(from_nowhere(), X) == "unknown-origin"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def test_a_tensor_from_nowhere() -> None:
     assert make_fx(from_nowhere())(X)(X * 0).tolist() == [10, 20]  # a constant
 
 
-def test_a_value_taken_by_python() -> None:
+def test_a_value_taken_by_python_is_a_branch_where_others_warn_or_raise() -> None:
     assert len(quiet_trace(branching, X).branches) == 1
     with pytest.warns(torch.jit.TracerWarning):
         torch.jit.trace(branching, X, check_trace=False)
@@ -54,7 +54,7 @@ def test_a_value_taken_by_python() -> None:
         torch.export.export(module, (X,), strict=False)
 
 
-def test_the_level_of_the_graph() -> None:
+def test_the_graph_has_calls_of_torch_where_others_have_operators() -> None:
     net = Net()
     ours = {str(row.node.target) for row in quiet_trace(net, X[None])}
     assert any("layer_norm" in target for target in ours)
@@ -63,7 +63,7 @@ def test_the_level_of_the_graph() -> None:
     assert any(target.startswith("aten.") for target in lowered)
 
 
-def test_where_parameters_go() -> None:
+def test_parameters_are_inputs_where_others_make_them_constants() -> None:
     net = Net()
     sources = {str(wanted.source) for wanted in quiet_trace(net, X[None]).inputs}
     assert "L['self'].layer.weight" in sources

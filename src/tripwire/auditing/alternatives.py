@@ -119,7 +119,7 @@ def iter_others(value: object) -> Iterator[Other]:
     elif isinstance(value, type):
         if not issubclass(value, (enum.Enum, BaseException)):
             yield "a subclass", functools.partial(_build_subclass, value)
-    elif _is_code(value):
+    elif id(type(value)) in _CODE:
         yield "another function", functools.partial(user_code()["build_changed"], value)
     else:
         yield "None", lambda: None
@@ -214,10 +214,6 @@ _CODE = ids_of(
     functools._lru_cache_wrapper,
     functools.partial,
 )
-
-
-def _is_code(value: object) -> bool:
-    return id(type(value)) in _CODE
 
 
 # --- modules ---

@@ -299,7 +299,7 @@ def _are_close(left: torch.Tensor, right: torch.Tensor, coarse: tuple[float, flo
 
 
 def describe(image: Image) -> str:
-    """In a few words."""
+    """An image in a few words."""
     match image:
         case KnownObject(path):
             return path
@@ -408,7 +408,7 @@ class SavedGenerators:
         self._numpy = None if numpy is None else (numpy.random, numpy.random.get_state())
 
     def put_back(self) -> None:
-        """As they were."""
+        """Set the generators, and the counter, back to what they were."""
         for generator, state in self._torch:
             generator.set_state(state)
         random.setstate(self._python)
@@ -417,7 +417,7 @@ class SavedGenerators:
             self._numpy[0].set_state(self._numpy[1])
 
     def take(self) -> Image:
-        """How far each has been used."""
+        """An image of them: it shows how many numbers each has drawn."""
         states = [(f"generator {i}", _image_of(g)) for i, (g, _) in enumerate(self._torch)]
         python = Plain(SavedGenerators, str(hash(random.getstate())))
         return ImageNode(SavedGenerators, (*states, ("Python's", python)))
@@ -429,7 +429,7 @@ def _image_of(generator: torch.Generator) -> Image:
 
 
 class World:
-    """One moment of a walk."""
+    """Everything that a walk found, as it was at one moment."""
 
     def __init__(self, walk: Walk, earlier: World | None = None) -> None:
         self._walk = walk
@@ -444,7 +444,7 @@ class World:
         self._memories = {memory_of(k.tensor): k.path for k in self.tensors if memory_of(k.tensor)}
 
     def put_back(self) -> None:
-        """Everything is as it was."""
+        """Set everything back to what it was."""
         for holding, contents in self._held:
             holding.rewrite(contents)
         for kept in self.tensors:
@@ -459,7 +459,7 @@ class World:
         return Camera(self._walk.known, self._memories)
 
     def take_changes(self, camera: Camera) -> Image:
-        """What is otherwise now."""
+        """An image of what differs now from that moment."""
         parts: list[tuple[str, Image]] = []
         for holding, contents in self._held:
             parts += _take_changed(holding, contents, camera)

@@ -165,7 +165,7 @@ class CallAnswer:
         return find_difference(wanted.image, self.image)
 
     def describe(self) -> str:
-        """In a few words."""
+        """The answer in a few words."""
         changes = self.image.parts[1][1]
         assert isinstance(changes, ImageNode)
         effects = [f"{key} = {describe(part)}" for key, part in changes.parts[:-1]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -25,12 +25,8 @@ from tripwire.backends.backwards import (
     passes_gradients,
     wants_grad,
 )
-from tripwire.backends.floats import spells_dropout, takes_open_float
-from tripwire.backends.limits import (
-    BEGINS,
-    is_pick,
-    sets_data,
-)
+from tripwire.backends.floats import called_name, spells_dropout, takes_open_float
+from tripwire.backends.limits import BEGINS, is_pick, sets_data
 from tripwire.env import LSTM_KEEPS_ITS_SHAPE
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Refusal
@@ -40,9 +36,6 @@ from tripwire.tracing.open.opening import FORMED, NUMBER
 from tripwire.tracing.result import is_random
 from tripwire.tracing.state import FACTS, PAST, NodeFacts
 from tripwire.values.classes import isinstance
-
-if TYPE_CHECKING:
-    pass
 
 Runtime = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[torch.Tensor]], Runtime]
@@ -278,10 +271,7 @@ def _bounds(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def _name_of(node: fx.Node) -> str:
-    if isinstance(node.target, str):
-        return node.target
-    name = str(getattr(node.target, "__name__", node.target))
-    return name.removesuffix("_apply")
+    return called_name(node).removesuffix("_apply")
 
 
 def find_maker(node: fx.Node) -> fx.Node | None:

@@ -1,9 +1,9 @@
-"""Floats: a float that is open goes to compilers in a form that they don't fix.
+"""Floats: an open float goes to compilers in a form that they don't make a constant of.
 
 They get it as a 64-bit tensor, with `item()` behind it. If a float whose value they know is added,
-multiplied or compared, they use the tensor again; everywhere else they fix the float. Some calls
-can take a float whose value is unknown, as they take numbers out of tensors. A few more are
-rewritten with the tensor itself.
+multiplied or compared, they use the tensor again; everywhere else they make the float a constant
+(they *fix* it). Some calls can take a float whose value is unknown, as they take numbers out of
+tensors. A few more are rewritten with the tensor itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def is_better_unknown(node: fx.Node) -> bool:
         if NUMBER in one.meta:
             found = is_better_unknown(one)
         else:
-            name = _name_of(one)
+            name = called_name(one)
             is_named = any(one.kwargs.get(key) is node for key in ("alpha", "value"))
             found = is_named or name.startswith("_foreach_") or name in _TAKE_UNKNOWN
         if found:
@@ -70,7 +70,7 @@ def find_fixing(graph: fx.Graph) -> set[str]:
     for node in graph.find_nodes(op="placeholder"):
         number: NumberInput | None = node.meta.get(NUMBER)
         if number is not None and number.is_float and not number.symbol.node.expr.free_symbols:
-            names.update(map(_name_of, iter_takers(node)))
+            names.update(map(called_name, iter_takers(node)))
     return names - ARITHMETIC - _TAKE_UNKNOWN
 
 
@@ -96,7 +96,7 @@ def spell_floats(graph: fx.Graph, *, own_dropout: bool = False) -> None:
     own_dropout: the compiler draws other random numbers than plain code does.
     """
     for node in list(graph.nodes):
-        spell = _SPELLINGS.get(_name_of(node)) if node.op.startswith("call_") else None
+        spell = _SPELLINGS.get(called_name(node)) if node.op.startswith("call_") else None
         if own_dropout and spell is None and spells_dropout(node):
             spell = _spell_dropout
         if spell is not None and "out" not in node.kwargs:
@@ -111,7 +111,8 @@ def spell_floats(graph: fx.Graph, *, own_dropout: bool = False) -> None:
             graph.erase_node(node)
 
 
-def _name_of(node: fx.Node) -> str:
+def called_name(node: fx.Node) -> str:
+    """The name of what a node calls, with the overload of an operator."""
     return str(getattr(node.target, "__name__", node.target))
 
 
@@ -168,7 +169,7 @@ def _spell_sum(node: fx.Node) -> fx.Node | None:
         return None
     assert isinstance(other, fx.Node)
     scaled = _make(node, "mul", other, _fit(node, tensor, other))
-    return node.graph.call_method(_name_of(node), (owner, scaled))
+    return node.graph.call_method(called_name(node), (owner, scaled))
 
 
 def _spell_lerp(node: fx.Node) -> fx.Node | None:
@@ -179,7 +180,7 @@ def _spell_lerp(node: fx.Node) -> fx.Node | None:
     start, end = node.args[:2]
     assert isinstance(start, fx.Node)
     part = _make(node, "mul", _make(node, "sub", end, start), _fit(node, tensor, start))
-    in_place = _name_of(node) == "lerp_"
+    in_place = called_name(node) == "lerp_"
     return node.graph.call_method("add_" if in_place else "add", (start, part))
 
 

@@ -405,7 +405,7 @@ class WatchedCompile:
                 build_plan(run.trace, run.torch_state, standing)
                 self._standings = [standing, *self._standings[: _KINDS_KEPT - 1]]
             except Refused as refused:
-                self.refusal = Refusal(refused.slug, refused.reason, refused.where)
+                self.refusal = refused.refusal
         if self.refusal is not None:
             logger.warning("torch.compile isn't watched: %s [%s]", self.refusal, self.refusal.slug)
         return run.result

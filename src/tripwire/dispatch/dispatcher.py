@@ -46,12 +46,9 @@ from tripwire.tracing.state import CURRENT, all_plain
 from tripwire.validity.ways import OtherWay
 from tripwire.values.classes import isinstance
 
-# Entries that are tried one after the other; of more, the likeliest comes first.
-FEW = 4
-# Entries that a call is compared with, to tell what changed.
-_COMPARED = 4
-# From this trace on: most callables never come to it.
-_COMPARED_FROM = 4
+FEW = 4  # entries that are tried one after the other; of more, the likeliest comes first
+_COMPARED = 4  # entries that a call is compared with, to tell what changed
+_COMPARED_FROM = 4  # the trace from which on it is: most callables never come to it
 _AGAIN = object()  # another thread made an entry meanwhile: look once more
 # What is raised before any code of the user's ran.
 _BEFORE_THE_RUN = frozenset({"generator-function", "coroutine-function", "no-monitoring-tool"})
@@ -526,7 +523,7 @@ class Dispatcher(telling.Followed):
             self._compile_inside(run.modules)
 
     def _refuse_to_compile(self, refusal: Refusal, key: object) -> None:
-        """Whatever the call does."""
+        """Such calls run as plain Python, or raise with fullgraph, whatever they do."""
         self._note_refusal(refusal)
         if self.options.fullgraph:
             raise refusal.error()

@@ -80,7 +80,7 @@ class Summary:
 
     @staticmethod
     def of(trace: Trace, plan: Plan) -> Summary:
-        """Of a trace and its plan."""
+        """The summary of an entry that has this trace and this plan."""
         return Summary(
             trace.statistics().ops,
             len(trace.graph.nodes),

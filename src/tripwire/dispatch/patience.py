@@ -32,7 +32,6 @@ import torch
 from msgspec import Struct
 from torch import nn
 
-from tripwire.dispatch.entry import Entry
 from tripwire.reading.effects import Volatile
 from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
@@ -165,7 +164,7 @@ class _Trust:
         self._left -= 1
 
     def give_back(self) -> None:
-        """One was worth it."""
+        """Allow one more: an entry was worth its trace."""
         self._left = min(self._most, self._left + 1)
 
 
@@ -403,7 +402,7 @@ class _PlainRegion:
 
 
 def refuse_over_limit(limit: int | None) -> Refusal:
-    """No more entries are made."""
+    """The refusal of calls after the last entry that recompile_limit allows."""
     return Refusal(
         "recompile-limit",
         f"{limit} entries were compiled, and recompile_limit allows no more. Calls that fit one of "

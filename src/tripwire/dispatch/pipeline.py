@@ -255,7 +255,7 @@ class Pipeline(Struct, frozen=True):
                 will_take = not has_taken and self.variation.will_take()
                 if will_take or self.variation.will_close(run.trace, refused.where):
                     return Made(run, None)
-            return self._refuse(run, _refusal_of(refused), bool(opening or exchanged))
+            return self._refuse(run, refused.refusal, bool(opening or exchanged))
         return planned if isinstance(planned, Planned) else Made(run, planned)
 
     def finish(self, planned: Planned) -> Made:
@@ -264,7 +264,7 @@ class Pipeline(Struct, frozen=True):
             return Made(planned.run, self._build(planned))
         except Refused as refused:
             is_open = planned.trace.shadow is not None
-            return self._refuse(planned.run, _refusal_of(refused), is_open)
+            return self._refuse(planned.run, refused.refusal, is_open)
 
     def _refuse(self, run: Run, refusal: Refusal, is_open: bool) -> Made:
         if is_open and not self.patience.is_passing(refusal, run.was_alone):
@@ -559,10 +559,6 @@ class Pipeline(Struct, frozen=True):
 def has_modes() -> bool:
     """Whether a mode would see what is called now."""
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
-
-
-def _refusal_of(refused: Refused) -> Refusal:
-    return Refusal(refused.slug, refused.reason, refused.where)
 
 
 def _find_examples(trace: Trace) -> list[torch.Tensor]:

@@ -76,7 +76,7 @@ class Callee(Struct, frozen=True):
 
 
 class Teller:
-    """Speaks for one callable."""
+    """Reports on one callable."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -26,7 +26,7 @@ from tripwire.forks import make_lock
 
 
 class Token:
-    """Who has the turn."""
+    """Whoever holds it has the turn."""
 
     __slots__ = ("__weakref__", "process", "thread")
 
@@ -35,7 +35,7 @@ class Token:
 
 
 class Turn:
-    """To compile one callable."""
+    """The turn to compile one callable: one thread has it at a time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(make_lock())
@@ -104,7 +104,7 @@ class Interrupted(BaseException):
 
 
 class Background:
-    """Work of one process."""
+    """Jobs of one process, done one by one in a thread of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

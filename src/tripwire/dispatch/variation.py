@@ -73,9 +73,7 @@ from tripwire.values.numbers import are_variants, holds_numbers, iter_leaves, it
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
 
-_MARKED_OPEN = (
-    *("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices", "_dynamo_unbacked_indices"),
-)
+_MARKED_OPEN = ("dynamic", "weak_dynamic", "unbacked")  # as `_dynamo_dynamic_indices`
 _FEW = 8  # places that are written at once, and may all be exchanged again
 _LONG = 1000  # a list of which the numbers aren't looked at one by one
 _REST = 3  # traces for which what was closed isn't opened again; each time so many times as many
@@ -88,7 +86,7 @@ _HOLD_NONE = ids_of(
 
 
 class Variation:
-    """Of one callable's calls."""
+    """What of one callable's calls varies, as far as its traces and misses have shown."""
 
     def __init__(self, dynamic: bool | None, *, whole: bool = False) -> None:
         self._dynamic = dynamic
@@ -158,29 +156,26 @@ class Variation:
             path: frozenset(d for d in found if self._may_vary((path, d)))
             for path, found in at_once(self._dims.items)
         }
-        numbers = frozenset(
-            path
-            for path in self._varying
-            if self._may_vary((path, None)) and not self._asks_for_types
-        )
+        are_told = self._asks_for_types
+        varying = (path for path in self._varying if self._may_vary((path, None)))
+        numbers = frozenset(() if are_told else varying)
         self._look_at_left(roots)
         found = self._look_at_world(roots)
-        may_plant_there = not self._asks_for_types and _is_alone()
-        moving = self._find_moving(traces=0) if may_plant_there else set()
+        moving = set() if are_told or not _is_alone() else self._find_moving(traces=0)
         spots = {spot: found[spot] for spot in moving if self._may_open(found[spot])}
         takes = self._takes or (self._counts and bool(numbers or spots or any(dims.values())))
         opening = Opening(
             {path: found for path, found in dims.items() if found},
             numbers,
             spots,
-            takes=takes and self._may_take and not self._asks_for_types,
+            takes=takes and self._may_take and not are_told,
             taken=self._find_taken(),
-            draws=self._draws and self._may_draw and not self._asks_for_types,
+            draws=self._draws and self._may_draw and not are_told,
             whole=self._whole,
             tuples=not self._compares_identity,
             known=known,
             stored=frozenset(at_once(self._stored.copy)),
-            everything=bool(self._dynamic) and not self._asks_for_types,
+            everything=bool(self._dynamic) and not are_told,
             sizes=frozenset(self._sizes),
             ranges=dict(at_once(self._ranges.items)),
         )
@@ -265,7 +260,7 @@ class Variation:
         marks: Any = own_dict(tensor) or {}
         wanted = marks.get("_dynamo_dynamic_indices", ())
         for name in _MARKED_OPEN:
-            self._dims[path].update(marks.get(name, ()))
+            self._dims[path].update(marks.get(f"_dynamo_{name}_indices", ()))
         for one in marks.get("_dynamo_dynamic_range", ()):
             self._ranges[path, one.dim] = one.min, one.max
         for dim in marks.get("_dynamo_static_indices", ()):
@@ -304,8 +299,7 @@ class Variation:
         for volatile in completion.effects.volatile:  # the run itself leaves it changed
             if id(type(volatile.after)) in PLAIN_TENSORS:
                 self._stored.add(str(volatile.source))
-            spot = volatile.spot
-            base = volatile.source.base
+            spot, base = volatile.spot, volatile.source.base
             if spot is not None and base is not None:
                 self._left[str(base)] = base, spot[0]
             if volatile.key is not ABSENT and _carries(volatile.before, volatile.after):
@@ -367,9 +361,8 @@ class Variation:
     def has_changed(self, trace: Trace) -> bool:
         """Whether a run got other objects than plain Python, and asked which they are."""
         shadow, reads = trace.shadow, trace.reads
-        if shadow is None:
-            return False
-        return (shadow.has_tuples and reads.compares_identity) or reads.compares_numbers
+        asks = reads.compares_numbers or (shadow and shadow.has_tuples and reads.compares_identity)
+        return shadow is not None and bool(asks)
 
     def find_unmet(self, shadow: Shadow) -> list[Place]:
         """Sizes that are marked as dynamic, and that a run, or its compiler, had to close."""
@@ -397,10 +390,8 @@ class Variation:
 
     def list_closed(self) -> list[str]:
         """What varies and isn't left open, with the line that needed its value."""
-        return [
-            f"{spell_place(*place)}: {closing.why}"
-            for place, closing in at_once(self._closed.items)
-        ]
+        closed = at_once(self._closed.items)
+        return [f"{spell_place(*place)}: {closing.why}" for place, closing in closed]
 
     def _note_numbers(self, trace: Trace) -> None:
         """Remember the numbers that a run read out of what was there."""
@@ -424,11 +415,15 @@ class Variation:
                     for path, number in iter_numbers(value, str(source)):
                         self._numbers.setdefault(path, number)
 
+    @property
+    def _may_open_numbers(self) -> bool:
+        """Whether any number may be open in the next trace."""
+        is_told = self._asks_for_types or self._compares_numbers
+        return self._dynamic is not False and not (self._gave_up or is_told)
+
     def will_open(self, trace: Trace, volatile: Iterable[Volatile]) -> bool:
         """Whether all that a run read and left changed are numbers, which will be open next."""
-        if self._dynamic is False or self._gave_up or self._asks_for_types or not _is_alone():
-            return False
-        if self._compares_numbers:
+        if not (self._may_open_numbers and _is_alone()):
             return False
         opening, shadow = self._find_moving(traces=1), trace.shadow
         if shadow is not None:  # it needed their values, and so will the next
@@ -437,14 +432,12 @@ class Variation:
 
     def will_take(self) -> bool:
         """Whether numbers out of tensors will be open next."""
-        may_open = self._dynamic is not False and not (self._gave_up or self._asks_for_types)
-        return may_open and self._takes and self._may_take and not self._compares_numbers
+        return self._may_open_numbers and self._takes and self._may_take
 
     def will_draw(self) -> bool:
         """A run drew from Python's random generator. Whether what it draws will be open next."""
-        may_open = self._dynamic is not False and not (self._gave_up or self._asks_for_types)
         has_drawn, self._draws = self._draws, True
-        return may_open and self._may_draw and not (has_drawn or self._compares_numbers)
+        return self._may_open_numbers and self._may_draw and not has_drawn
 
     def give_up(self) -> None:
         """Leave less open: what is drawn, what is exchanged, what is in tensors, then nothing."""
@@ -511,11 +504,10 @@ class _HeldNumber(Struct, frozen=True):
 
 
 def _hold(holder: Holder, key: Any, value: object) -> _HeldNumber:
-    if isinstance(holder.kind, (ItemsKind, ElementsKind)):  # nothing refers to these weakly
-        find = functools.partial(_find, holder.path)
-        return _HeldNumber(holder.path, find, holder.kind, key, value)
-    refer = refer_to(holder.owner)
-    return _HeldNumber(holder.path, lambda roots: refer(), holder.kind, key, value)
+    find, refer = functools.partial(_find, holder.path), refer_to(holder.owner)
+    is_container = isinstance(holder.kind, (ItemsKind, ElementsKind))  # nothing refers to it weakly
+    find_owner = find if is_container else lambda roots: refer()
+    return _HeldNumber(holder.path, find_owner, holder.kind, key, value)
 
 
 def _iter_items(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:
@@ -544,10 +536,9 @@ def _find(source: Source | None, roots: Roots) -> object:
         function = roots.function if source.function is None else _find(source.function, roots)
         return bound_cells(function).get(source.name)
     if isinstance(source, Running):
-        is_traced = getattr(roots.function, "__qualname__", None) == source.name
-        return roots.function if is_traced else None
+        return roots.function if source.is_traced(roots) else None
     if isinstance(source, TypeOf):
-        return type(_find(source.of, roots))
+        return type(_find(source.owner, roots))
     if isinstance(source, Referent):
         reference: Any = _find(source.owner, roots)
         if id(type(reference)) in PROXIES:

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tripwire.reading.holders import Holder, TensorFacts, Write
 from tripwire.reading.kinds import (
@@ -219,19 +219,15 @@ class Effects(Struct, frozen=True):
     replaced: tuple[tuple[Source, TensorFacts], ...]
 
 
-def _never(holder: Holder, key: Any) -> bool:
-    return False
-
-
 def plan_effects(
     writes: Iterable[Write],
     reads: ReadSet,
     plan: Callable[[object], PartPlan],
     facts_of: Callable[[Holder, Any], TensorFacts | None],
     attributes_of: Callable[[object], dict[str, object]],
-    inner: Iterable[Write] = (),
-    was_open: Callable[[Holder, Any], bool] = _never,
-    is_open: Callable[[Holder, Any], bool] = _never,
+    inner: Iterable[Write],
+    was_open: Callable[[Holder, Any], bool],
+    is_open: Callable[[Holder, Any], bool],
 ) -> Effects:
     """The steps that repeat these writes.
 
@@ -270,30 +266,21 @@ def plan_marks(
             yield Mark(plan(tensor), name, plan(value))
 
 
-class _EffectPlanner:
-    def __init__(
-        self,
-        reads: ReadSet,
-        plan: Any,
-        facts_of: Any,
-        attributes_of: Any,
-        was_open: Any,
-        is_open: Any,
-    ) -> None:
-        self.was_open = was_open
-        self.is_open = is_open
-        self.reads = reads
-        self.plan = plan
-        self.facts_of = facts_of
-        self.attributes_of = attributes_of
-        self.steps: list[EffectStep] = []
-        self.carried: list[Carried] = []
-        self.counted: list[Counted] = []
-        self.counted_keys: set[tuple[int, Any]] = set()
-        self.volatile: list[Volatile] = []
-        self.written: set[tuple[int, Any]] = set()
-        self.replaced: list[tuple[Source, TensorFacts]] = []
-        self.writes_at: dict[tuple[int, Any], list[Write]] = {}  # by spot
+class _EffectPlanner(Struct, eq=False):
+    reads: ReadSet
+    plan: Callable[[object], PartPlan]
+    facts_of: Callable[[Holder, Any], TensorFacts | None]
+    attributes_of: Callable[[object], dict[str, object]]
+    was_open: Callable[[Holder, Any], bool]
+    is_open: Callable[[Holder, Any], bool]
+    steps: list[EffectStep] = field(default_factory=list)
+    carried: list[Carried] = field(default_factory=list)
+    counted: list[Counted] = field(default_factory=list)
+    counted_keys: set[tuple[int, Any]] = field(default_factory=set)
+    volatile: list[Volatile] = field(default_factory=list)
+    written: set[tuple[int, Any]] = field(default_factory=set)
+    replaced: list[tuple[Source, TensorFacts]] = field(default_factory=list)
+    writes_at: dict[tuple[int, Any], list[Write]] = field(default_factory=dict)  # by spot
 
     def is_nothing(self, write: Write) -> bool:
         """Whether a tuple was replaced by its equal, and the run doesn't ask which one it is.
@@ -339,8 +326,7 @@ class _EffectPlanner:
         holder = write.holder
         self.written.add((id(holder), write.key))
         if isinstance(holder.kind, ElementsKind):
-            use = self.reads.use_of_container(holder.owner)
-            is_read = bool(use.whole or use.keys or use.attributes or use.stored_keys)
+            is_read = self.reads.use_of_container(holder.owner).holds_matter
         else:
             is_read = self._is_read(write)
         if holder.anchored and is_read:
@@ -386,7 +372,7 @@ class _EffectPlanner:
             return
         use = self.reads.use_of_container(holder.owner)
         grown = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
-        if grown and not (is_full or use.whole or use.keys or use.attributes or use.stored_keys):
+        if grown and not (is_full or use.holds_matter):
             self.steps.append(Extend(place, tuple(map(self.plan, now[len(before) :]))))
             return
         if holder.anchored:
@@ -452,10 +438,8 @@ class _EffectPlanner:
         if self.reads.is_written_first(holder, write.key, write.before):
             return False
         if isinstance(holder.kind, (MembersKind, ElementsKind)):
-            use = self.reads.use_of_container(holder.owner)
-            return use.whole or bool(use.keys or use.attributes or use.stored_keys)
-        use = self.reads.use_of_key(holder, write.key)
-        return use.whole or use.updated or use.appended or bool(use.keys or use.attributes)
+            return self.reads.use_of_container(holder.owner).holds_matter
+        return self.reads.use_of_key(holder, write.key).is_any
 
 
 def _can_repeat(write: Write) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Set
 from contextvars import Context, ContextVar
 from functools import _lru_cache_wrapper, partial
 from types import CellType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -66,7 +66,7 @@ class Kind:
 
     def step(self, path: Source, key: Any) -> Source:
         """The source of what it holds under a key."""
-        raise NotImplementedError
+        return Attr(path, key)
 
     def dict_of(self, owner: Any) -> dict[Any, Any] | None:
         """The dict behind it, where there is one: a write to it can be watched."""
@@ -104,9 +104,6 @@ class _DictKind(Kind):
 
     def drop(self, owner: Any, key: Any) -> None:
         self.dict_of(owner).pop(key, None)
-
-    def step(self, path: Source, key: Any) -> Source:
-        return Attr(path, key)
 
     def get(self, owner: Any, key: Any) -> object:
         return dict.get(self.dict_of(owner), key, ABSENT)
@@ -152,8 +149,7 @@ class ItemsKind(_DictKind):
     __slots__ = ()
 
     def dict_of(self, owner: Any) -> dict[Any, Any]:
-        space: dict[Any, Any] = owner
-        return space
+        return cast("dict[Any, Any]", owner)
 
     def get(self, owner: Any, key: Any) -> object:
         return super().get(owner, plain_key(key))
@@ -239,8 +235,7 @@ class NamesKind(_DictKind):
         self.module = module  # the name of a G[...] root; None below another path
 
     def dict_of(self, owner: Any) -> dict[Any, Any]:
-        space: dict[Any, Any] = owner
-        return space
+        return cast("dict[Any, Any]", owner)
 
     def read(self, owner: Any) -> Held:
         get = dict.get
@@ -332,9 +327,6 @@ class SlotsKind(Kind):
         if key in read_slots(owner):
             slots_of(type(owner))[key].__delete__(owner)
 
-    def step(self, path: Source, key: Any) -> Source:
-        return Attr(path, key)
-
 
 class CellsKind(Kind):
     """The closure variables of a function. `path` is None for the traced one."""
@@ -370,8 +362,7 @@ class CellsKind(Kind):
 
 def _contents(cell: CellType) -> object:
     try:
-        contents: object = cell.cell_contents
-        return contents
+        return cast("object", cell.cell_contents)
     except ValueError:
         return ABSENT
 
@@ -387,9 +378,6 @@ class CodeKind(Kind):
 
     def put(self, owner: Any, key: Any, value: object) -> None:
         setattr(owner, key, value)
-
-    def step(self, path: Source, key: Any) -> Source:
-        return Attr(path, key)
 
 
 class WeakKind(Kind):
@@ -452,9 +440,6 @@ class FactoryKind(Kind):
     def put(self, owner: Any, key: Any, value: object) -> None:
         owner.default_factory = value
 
-    def step(self, path: Source, key: Any) -> Source:
-        return Attr(path, key)
-
 
 class ThreadLocalKind(Kind):
     """The calling thread's attributes of a threading.local."""
@@ -470,9 +455,6 @@ class ThreadLocalKind(Kind):
 
     def drop(self, owner: Any, key: Any) -> None:
         owner.__dict__.pop(key, None)
-
-    def step(self, path: Source, key: Any) -> Source:
-        return Attr(path, key)
 
     def slot(self, owner: Any, key: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         space = owner.__dict__

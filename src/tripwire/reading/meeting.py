@@ -222,7 +222,7 @@ class Meeting(ABC):
             return
         elif not is_looked_into(cls):
             return
-        elif hides_state(cls) or not (own_dict(item) is not None or slots_of(cls)):
+        elif not shows_all(item):
             self.opaque.append((item, path))
         if own_dict(item) is not None or can_be_written(cls):
             self.objects.append((item, path, anchored))
@@ -569,6 +569,12 @@ class Meeting(ABC):
         for value in (*space, *space.values(), *gc.get_referents(memo)):
             if value is not own and value is not space and not kinds.is_link(value):
                 yield value, Attr(path, "cache")
+
+
+def shows_all(item: object) -> bool:
+    """Whether an object's attributes are all that there is to it."""
+    cls = type(item)
+    return not hides_state(cls) and (own_dict(item) is not None or bool(slots_of(cls)))
 
 
 def _value_of(variable: ContextVar[object]) -> object:

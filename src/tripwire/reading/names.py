@@ -283,7 +283,7 @@ def find_steps(code: CodeType) -> Iterator[dis.Instruction]:
 
 
 class ReadLine(NamedTuple):
-    """A line."""
+    """A line of the user's that names a value."""
 
     file: str
     line: int

@@ -23,18 +23,18 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from tripwire.env import is_installed_file, is_library_module
 from tripwire.reading.account import RECORDED
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder, strong
 from tripwire.reading.kinds import ABSENT, ATTRIBUTES, CODE, MEMBERS, SLOTS, NamesKind, TableKind
-from tripwire.reading.meeting import LEAVES, Meeting, Reached
+from tripwire.reading.meeting import LEAVES, Reached, shows_all
 from tripwire.reading.names import find_global_names
+from tripwire.reading.pythonmodules import OF_WHOLES, ModuleMeeting
 from tripwire.reading.reader import (
     ACCESSORS,
     LOOKUPS,
@@ -46,23 +46,25 @@ from tripwire.reading.reader import (
 from tripwire.reading.sources import Attr, Global, Imported, Referent, Running, Source, TypeOf
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.reading.uses import Step, StepKind, Uses
-from tripwire.rulebook.purity import find_impurity
-from tripwire.rulebook.rules import Refuse, words
-from tripwire.values.classes import MADE_BY_PYTHON, class_dict, is_exactly, isinstance, mro
+from tripwire.rulebook.rules import words
+from tripwire.values.classes import (
+    MADE_BY_PYTHON,
+    class_dict,
+    ids_of,
+    is_exactly,
+    isinstance,
+    mro,
+)
 from tripwire.values.contents import (
     PROXIES,
     behind_proxy,
     copy_dict,
     elements_of,
-    name_of_module,
     own_dict,
-    slots_of,
 )
 from tripwire.values.identity import (
     CONTAINERS,
     PINNED,
-    hides_state,
-    is_librarys,
     is_pinned,
     is_pythons,
 )
@@ -78,26 +80,18 @@ _TABLE_WALKERS = words(
 # Called by way of a class or of `super()`, these read an object that nobody asked for anything.
 _PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__"})
 _GETS_ATTRIBUTES, _GETS_STATE = object.__getattribute__, object.__getstate__
-_LOOKS_BY_NAME = (getattr, hasattr, setattr, delattr, vars, dir)  # as they are outside a run
+# They look attributes up by names that are computed; as they are outside a run.
+_HIDING = ids_of(getattr, hasattr, setattr, delattr, vars, dir, operator.attrgetter)
 # In a user's function, these look at a Python module as a whole.
 _WHOLES = frozenset({"vars", "dir", "getmembers", "attrgetter"})
-_OF_WHOLES = frozenset({"__dict__", "__dir__", "__getattribute__", "getmembers", "attrgetter"})
-_LOOKING = frozenset(map(id, (vars, dir, inspect.getmembers, operator.attrgetter)))
+_LOOKING = ids_of(vars, dir, inspect.getmembers, operator.attrgetter)
+_SHARED = (tuple, frozenset)  # constants of code that have an identity
 # Methods that take all that an object holds; nothing of that is told where they are Python's own.
 # `copy` asks objects for them.
-_SHARED = (tuple, frozenset)  # constants of code that have an identity
 _TAKE_ALL = frozenset({"__dir__", "__getstate__", "__reduce__", "__reduce_ex__"})
 
 
-class _Taken(NamedTuple):
-    """A Python module that was met."""
-
-    space: dict[str, Any]
-    names: set[str]  # those that were taken from it
-    library: Holder | None  # of torch or the standard library: what keeps them
-
-
-class Reach(Meeting):
+class Reach(ModuleMeeting):
     """Tensors go to `on_tensor`; other objects are met."""
 
     def __init__(
@@ -111,19 +105,11 @@ class Reach(Meeting):
         self._read_whole: set[int] = set()  # objects of which Python's own code took all
         self._found_own: set[tuple[int, str]] = set()  # what the run wrote before it read it
         self._tags: dict[int, dict[str, Any]] = {}  # attributes of tensors, by their identity
-        self._python_modules: dict[int, types.ModuleType] = {}
-        self._open_modules: dict[int, tuple[types.ModuleType, Source]] = {}  # any name may be taken
-        self._whole_modules: set[int] = set()
-        self._looks_at_wholes = False
-        self._uses: Uses | None = None  # of the function that begins
-        self._taken: dict[int, _Taken] = {}  # of Python modules
         self._asked_unmet = False  # `getattr` asked what wasn't met for what Python makes
         self.paths: dict[int, list[Source]] = {}  # every path of a container
         self.exchanged: frozenset[str] = frozenset()  # paths of what others exchange between calls
         self.exchanged_met: list[tuple[Holder, Any, object]] = []  # and what the run found there
         self.aliases: list[object] = []  # arguments, and below them, that are state as well
-        self.handed_on: list[tuple[Refuse, str]] = []  # C functions for C code to call, and where
-        self._passed: dict[str, str] = {}  # names that are handed to calls, and where
         self._remember_library_class(torch.Tensor, Global("torch", "Tensor"))
 
     def close(self) -> None:
@@ -140,9 +126,8 @@ class Reach(Meeting):
 
     def is_written_first(self, holder: Holder, name: str, before: object) -> bool:
         """Whether the run found its own value when it first read an attribute."""
-        if holder.kind is not SLOTS and holder.kind is not ATTRIBUTES:
-            return False
-        if holder.kind is ATTRIBUTES and may_be_made(type(holder.owner), name):
+        is_made = holder.kind is not ATTRIBUTES or may_be_made(type(holder.owner), name)
+        if holder.kind is not SLOTS and is_made:
             return False
         if self.holders.is_planted(holder, name):
             return False
@@ -257,12 +242,10 @@ class Reach(Meeting):
                 self._open_all()
             if id(item) in _LOOKING:
                 self._look_at_wholes()
-            if item is operator.attrgetter:
+            if id(item) in _HIDING:
                 self._hide_names()
             if id(type(item)) in LEAVES:
                 continue
-            if type(item) is types.BuiltinFunctionType and item in _LOOKS_BY_NAME:
-                self._hide_names()
             if anchored and self.exchanged and str(path) in self.exchanged:
                 place = self._find_exchanged(item, str(path))
                 if place is not None:
@@ -278,16 +261,7 @@ class Reach(Meeting):
                 queue.extend((v, p, anchored) for v, p in self._below_tensor(item, path))
                 continue
             if isinstance(item, types.ModuleType):  # each name once, and other names later
-                queue.extend((v, p, True) for v, p in self._module_class(item, path))
-                taken = self._find_taken(path)
-                if taken is None or not taken.isdisjoint(_OF_WHOLES):
-                    if self._looks_at_wholes:
-                        queue.extend((v, p, True) for v, p in self._whole_module(item, path))
-                    if id(item) in self._open_modules:  # names that come later are taken then
-                        continue
-                    self._open_modules[id(item)] = item, path
-                    taken = frozenset(self._names)
-                queue.extend((v, p, True) for v, p in self._names_of(item, path, taken))
+                queue.extend((v, p, True) for v, p in self._meet_python_module(item, path))
                 continue
             if isinstance(item, CONTAINERS):
                 self.paths.setdefault(id(item), []).append(path)
@@ -297,9 +271,7 @@ class Reach(Meeting):
                 if self._closed.pop(id(item), None) is not None:
                     queue.extend((v, p, True) for v, p in self._members(item, path))
                 continue
-            self._sources[id(item)] = path
-            self.object_at[id(path)] = (item, id(item))
-            self._alive.append(item)
+            self._place(item, path)
             if not anchored:
                 self.fresh[id(item)] = path
             below = anchored or is_pinned(item)
@@ -308,6 +280,12 @@ class Reach(Meeting):
                 for v, p in self._children(item, path, below)
             )
 
+    def _place(self, item: object, path: Source) -> None:
+        """An object is met at a path for the first time; both are kept, by their identities."""
+        self._sources[id(item)] = path
+        self.object_at[id(path)] = (item, id(item))
+        self._alive += item, path
+
     def _find_exchanged(self, item: object, path: str) -> tuple[Holder, Any, object] | None:
         """Where it lies, if guards can compare another one with it, by what it is and holds."""
         if isinstance(item, torch.Tensor):
@@ -315,7 +293,7 @@ class Reach(Meeting):
                 return None
         elif self.is_anchored(item) or isinstance(item, (*PINNED, types.ModuleType)):
             return None  # another path leads there, or it counts which one it is
-        elif holds_numbers(item) or not (isinstance(item, CONTAINERS) or _shows_all(item)):
+        elif holds_numbers(item) or not (isinstance(item, CONTAINERS) or shows_all(item)):
             return None  # a tuple in whose place another may be planted, or it hides what it holds
         place = self.holders.find_place(item, path)
         return None if place is None else (*place, item)
@@ -347,7 +325,7 @@ class Reach(Meeting):
         if not _PAST_LOOKUPS.isdisjoint(uses.attributes) and code.co_name not in LOOKUPS:
             self._open_all()
         names = self._add_names(uses)
-        if not (_WHOLES.isdisjoint(uses.globals) and _OF_WHOLES.isdisjoint(uses.attributes)):
+        if not (_WHOLES.isdisjoint(uses.globals) and OF_WHOLES.isdisjoint(uses.attributes)):
             self._look_at_wholes()
         self._uses = uses
         for name in sorted(globals_ & namespace.keys()):
@@ -399,14 +377,6 @@ class Reach(Meeting):
         if uses.has_dynamic_names or uses.opens_self:
             self._open_all()
 
-    def _look_at_wholes(self) -> None:
-        """`vars(config)`: a user's function may ask Python modules for all that they hold."""
-        opened = () if self._looks_at_wholes else tuple(self._open_modules.values())
-        self._looks_at_wholes = True
-        for python_module, path in opened:
-            for value, step in self._whole_module(python_module, path):
-                self.walk(value, step, True)
-
     def _hide_names(self) -> None:
         """Attributes may be looked up under names that no code object tells."""
         self.hides_names = True
@@ -419,22 +389,10 @@ class Reach(Meeting):
         for function, path, name in self._by_code.pop(id(code), ()):
             if id(function) not in self._sources:
                 self.walk(function, path if name is None else Attr(path, name), True)
-            self._enter(function)
-
-    def _enter(self, function: types.FunctionType) -> None:
-        if id(function) in self._entered:
-            return
-        self._entered.add(id(function))
-        path = self._sources[id(function)]
-        for value, step in self._inside(function, path):
-            self.walk(value, step, True)
-
-    def _judge(self, name: str, value: object) -> None:
-        """A C function that is handed to a call may be called by C code, which no event shows."""
-        if isinstance(value, types.BuiltinFunctionType):
-            refuse = find_impurity(value, library=False)
-            if refuse is not None:
-                self.handed_on.append((refuse, self._passed[name]))
+            if id(function) not in self._entered:
+                self._entered.add(id(function))
+                for value, step in self._inside(function, self._sources[id(function)]):
+                    self.walk(value, step, True)
 
     def _walk_loaded_modules(self, uses: Uses, path: Source) -> None:
         """Reach what a function takes from `sys.modules` by constant names."""
@@ -450,8 +408,8 @@ class Reach(Meeting):
         """Reach attributes of the Python modules and classes that are known so far."""
         self._walk_waiting(names)
         uses, self._uses = self._uses, None
-        for python_module, path in tuple(self._open_modules.values()) if names else ():
-            for value, step in self._names_of(python_module, path, names):
+        for known, path in self._list_open() if names else ():
+            for value, step in self._names_of(known, path, names):
                 self.walk(value, step, True)
         self._uses = uses
         late = names & MADE_BY_PYTHON
@@ -499,56 +457,38 @@ class Reach(Meeting):
                 for value, step in self._annotations_of(owner, path):
                     self.walk(value, step, True)
 
-    def _find_taken(self, path: Source) -> frozenset[str] | None:
-        """The names that the function that begins takes from a Python module; None: any."""
-        if self._uses is None or not isinstance(path, (Global, Attr)):
-            return None
-        kind = StepKind.GLOBAL if isinstance(path, Global) else StepKind.ATTRIBUTE
-        use = self._uses.steps.get(Step(kind, path.name))
-        if use is None or use.escapes or use.stored_keys or "__contains__" in use.attributes:
-            return None
-        return use.taken
-
     def _meet_closed(self, item: object, uses: Uses, path: Global) -> bool:
         """Meet a set of classes that a function only asks for its members, and none of these.
 
         A registry may hold every class of a library: for Bert, 44 of the 84 that were met. What
         comes to the set by another way opens it.
         """
-        if type(item) is not set:
-            return False
-        use = uses.steps.get(Step(StepKind.GLOBAL, path.name))
-        if use is None or use.escapes or use.updated:
+        use = uses.steps.get(Step(StepKind.GLOBAL, path.name)) if type(item) is set else None
+        if use is None or use.escapes or use.updated or use.attributes - {"__contains__"}:
             return False
         if self._hashes_by_code or id(item) in self.fresh:
             return False
-        if use.attributes - {"__contains__"} or not all(map(_is_plain_class, elements_of(item))):
+        if not all(map(_is_plain_class, elements_of(item))):
             return False
         self.paths.setdefault(id(item), []).append(path)
         if id(item) not in self._sources:
-            self._sources[id(item)] = path
-            self.object_at[id(path)] = (item, id(item))
-            self._alive.append(item)
+            self._place(item, path)
             self.holders.remember(item, MEMBERS, path, True)
             self._closed[id(item)] = item
         return True
 
     def walk_import(self, name: str) -> None:
         """Reach what a function imports while it runs, and the packages around it."""
-        parts = name.split(".")
-        for count in range(1, len(parts) + 1):
-            name = ".".join(parts[:count])
-            names = NamesKind(frozenset({name}), "sys.modules")
+        for each in itertools.accumulate(name.split("."), "{}.{}".format):
+            names = NamesKind(frozenset({each}), "sys.modules")
             self.holders.remember(sys.modules, names, None, True)
-            self.walk(sys.modules.get(name), Imported(name), True)
+            self.walk(sys.modules.get(each), Imported(each), True)
 
     def walk_traced(self, function: types.FunctionType) -> None:
         """Reach the closure variables of the traced function, its defaults, and itself."""
         self.known_code.add(id(function.__code__))
         path = Running(function.__qualname__)
-        self._sources[id(function)] = path
-        self.object_at[id(path)] = (function, id(function))
-        self._alive += function, path
+        self._place(function, path)
         self._entered.add(id(function))
         self.functions.append((function, path))
         self.holders.remember(function, CODE, path, True)
@@ -559,73 +499,12 @@ class Reach(Meeting):
         for value, source in self._attributes(function, path, True):
             self.walk(value, source, True)
 
-    def _module_class(self, module: types.ModuleType, path: Source) -> Reached:
-        """What the class of a user's Python module holds: it may be the user's own."""
-        if id(module) not in self._python_modules:
-            self._python_modules[id(module)] = module
-            if not is_library_module(name_of_module(module)):
-                self.objects.append((module, path, True))
-                yield from self._class_of(module, path)
-
-    def _names_of(self, module: types.ModuleType, path: Source, names: frozenset[str]) -> Reached:
-        taken = self._taken.get(id(module)) or self._take_from(module, path)
-        space = taken.space
-        if taken.library is None:
-            names |= {"__getattr__"}  # which is asked for what isn't there
-        new = names - taken.names
-        if not new:
-            return
-        taken.names.update(new)
-        if taken.library is None:
-            self.holders.remember(space, NamesKind(new), path, True)
-            for name in sorted(new & space.keys()):
-                yield unhooked(space[name]), Attr(path, name)
-            return
-        present = self.holders.add_names(taken.library, new)
-        for name in sorted(new & self._passed.keys()):
-            self._judge(name, space.get(name))
-        for name in present:
-            value = space[name]
-            if not is_librarys(value):
-                yield value, Attr(path, name)
-            elif isinstance(value, type):
-                self._remember_library_class(value, Attr(path, name))
-
-    def _whole_module(self, module: types.ModuleType, path: Source) -> Reached:
-        """All that a Python module of the user's own holds; packages would be walked for long."""
-        name, file = name_of_module(module), (own_dict(module) or {}).get("__file__")
-        if id(module) in self._whole_modules or is_library_module(name):
-            return
-        self._whole_modules.add(id(module))
-        if not (isinstance(file, str) and is_installed_file(file)):
-            for value, step in self._attributes(module, path, True):
-                if value is not vars(builtins):
-                    yield value, step
-
-    def _take_from(self, module: types.ModuleType, path: Source) -> _Taken:
-        """A Python module that is met for the first time."""
-        space: dict[str, Any] = own_dict(module) or {}
-        name = name_of_module(module)
-        self.homes.add(name)
-        library = self.holders.remember_library(space, path) if is_library_module(name) else None
-        taken = self._taken[id(module)] = _Taken(space, set(), library)
-        return taken
-
 
 def _is_plain_class(item: object) -> bool:
     """Whether it is a class that no code of its own compares with others."""
-    return (
-        isinstance(item, type)
-        and type(item).__eq__ is type.__eq__
-        and type(item).__hash__ is type.__hash__
-    )
-
-
-def _shows_all(item: object) -> bool:
-    """Whether an object's attributes are all that there is to it."""
-    cls = type(item)
-    return not hides_state(cls) and (own_dict(item) is not None or bool(slots_of(cls)))
+    meta = type(item)
+    return isinstance(item, type) and meta.__eq__ is type.__eq__ and meta.__hash__ is type.__hash__
 
 
 def _ignore(*_: object) -> None:
-    """The run is over."""
+    """Stands where listeners were, once the run is over."""

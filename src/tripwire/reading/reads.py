@@ -68,8 +68,6 @@ _HIDDEN_STEPS = words(
     "__defaults__ __kwdefaults__ __self__ __func__ __wrapped__ func args keywords cache "
     "fget fset fdel mapping"
 )
-
-
 # What tells one tensor from another of the same form, as names of attributes or functions.
 _OF_ONE_TENSOR = words(
     "_version grad _grad grad_fn _base output_nr retains_grad _cdata is_shared is_pinned "
@@ -127,6 +125,11 @@ class ReadSet:
         return [code for code in self._codes if not is_library_file(code.co_filename)]
 
     @cached_property
+    def _own_code(self) -> list[CodeType]:
+        """The executed code that isn't an installed package's either."""
+        return [code for code in self._codes if not is_installed_file(code.co_filename)]
+
+    @cached_property
     def refused(self) -> tuple[str, SourceRange] | None:
         """What a user's function names that reads can't be told of, and where."""
         for code in self._users:
@@ -164,9 +167,13 @@ class ReadSet:
         stored = self.uses.stored_globals | {step.name for step in self.uses.replaced}
         if variable.name in stored or self.is_dynamic:
             return False
-        pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
-        found = [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == variable.name]
+        found = self._find_held(variable.name)
         return bool(found) and all(isinstance(v, (FunctionType, type, ModuleType)) for v in found)
+
+    def _find_held(self, name: object) -> list[object]:
+        """What anything held under a name when it was met."""
+        pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
+        return [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == name]
 
     @cached_property
     def tells_tensors_apart(self) -> bool:
@@ -190,15 +197,13 @@ class ReadSet:
 
         Installed packages don't: in those, `is` between two variables is of objects.
         """
-        users = [code for code in self._codes if not is_installed_file(code.co_filename)]
-        return any(map(needs_plain_numbers, users)) or self.asks_which_number
+        return any(map(needs_plain_numbers, self._own_code)) or self.asks_which_number
 
     @cached_property
     def asks_which_number(self) -> bool:
         """Whether a user's function may ask with `is` which int or float it has."""
-        users = [code for code in self._codes if not is_installed_file(code.co_filename)]
-        asked = {one for code in users for one in find_uses(code).identities}
-        if asked and any(code.co_name in LOOKUPS for code in users):
+        asked = {one for code in self._own_code for one in find_uses(code).identities}
+        if asked and any(code.co_name in LOOKUPS for code in self._own_code):
             return True
         return any(self.is_dynamic or not any(map(self._is_no_number, one)) for one in asked)
 
@@ -213,8 +218,7 @@ class ReadSet:
         if not stored.isdisjoint(names):
             return False
         for name in names:
-            pairs = (zip(holder.keys, holder.kept, strict=True) for holder in self.holders)
-            found = [v for pair in pairs for k, v in pair if is_exactly(k, str) and k == name]
+            found = self._find_held(name)
             if any(is_exactly(v, int, *FLOATS) or hasattr(type(v), "__get__") for v in found):
                 return False
             if not found and not (operand == (name,) and hasattr(builtins, name)):
@@ -331,7 +335,7 @@ class ReadSet:
                 return None if is_open else use.keys | use.stored_keys
             case _:
                 use = self.use_of_container(holder.owner)
-                if use.whole or use.keys or use.attributes or use.stored_keys:
+                if use.holds_matter:
                     return None
                 if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                     return None
@@ -358,18 +362,15 @@ class ReadSet:
         """Those of the names under which a module was read that it has no attribute for."""
         own = self._reach.attributes_of(module)
         key = names, id(type(module)), own
-        known = self._missed_by.get(key)
-        if known is None:
-            known = names.difference(own, self._names_in_class(type(module)))
-            self._missed_by[key] = known
-        return known
+        if key not in self._missed_by:
+            self._missed_by[key] = names.difference(own, self._names_in_class(type(module)))
+        return self._missed_by[key]
 
     def _names_in_class(self, cls: type) -> frozenset[str]:
-        known = self._class_has.get(id(cls))
-        if known is None:
+        if id(cls) not in self._class_has:
             names = (at_once(class_dict(base).keys) for base in mro(cls))
-            known = self._class_has[id(cls)] = frozenset().union(*names)
-        return known
+            self._class_has[id(cls)] = frozenset().union(*names)
+        return self._class_has[id(cls)]
 
     def is_written_first(self, holder: Holder, key: Any, before: object) -> bool:
         """Whether the run wrote an attribute before it first read it."""
@@ -531,23 +532,15 @@ class ReadSet:
 
     def may_store(self, holder: Holder, key: Any) -> bool:
         """Whether executed code may have written an attribute or a global."""
-        uses = self.uses
-        return (
-            self.is_dynamic
-            or key in uses.stored_attributes
-            or key in uses.stored_globals
-            or key in self._computed
-            or self._opens_self
-            or (
-                isinstance(holder.kind, (AttributesKind, SlotsKind))
-                and self.names_of(holder.owner) is None
-            )
-        )
+        if self.is_dynamic or self._opens_self:
+            return True
+        if key in self._stored or key in self.uses.stored_globals:
+            return True
+        return isinstance(holder.kind, _OWN_ATTRIBUTES) and self.names_of(holder.owner) is None
 
     def is_read(self, value: object, path: Source) -> bool:
         """Whether the executed code may have used a value."""
-        use = _WHOLE if self.is_dynamic else self._use_at(path)
-        return use.whole or use.appended or use.updated or bool(use.keys or use.attributes)
+        return self.is_dynamic or self._use_at(path).is_any
 
     def relevant(self, holder: Holder) -> dict[Any, object]:
         """What a holder held before the run under the keys that count."""

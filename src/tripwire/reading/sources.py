@@ -48,7 +48,17 @@ class Source(Struct, frozen=True):
     @property
     def label(self) -> str:
         """The last step as a scope's path has it; empty where it adds none."""
-        raise NotImplementedError
+        return str(getattr(self, "name", ""))
+
+
+class Below(Source, frozen=True):
+    """A path with one more step than `owner`."""
+
+    owner: Source
+
+    @property
+    def base(self) -> Source:
+        return self.owner
 
 
 class Local(Source, frozen=True):
@@ -76,10 +86,6 @@ class Global(Source, frozen=True):
     def __str__(self) -> str:
         return f"G[{self.module}][{self.name!r}]" if self.module else f"G[{self.name!r}]"
 
-    @property
-    def label(self) -> str:
-        return self.name
-
     def fetch(self, roots: Roots) -> object:
         return roots.namespaces[self.module][self.name]
 
@@ -91,10 +97,6 @@ class Imported(Source, frozen=True):
 
     def __str__(self) -> str:
         return f"M[{self.name}]"
-
-    @property
-    def label(self) -> str:
-        return self.name
 
     def fetch(self, roots: Roots) -> object:
         return sys.modules[self.name]
@@ -108,12 +110,12 @@ class Running(Source, frozen=True):
     def __str__(self) -> str:
         return f"F[{self.name}]"
 
-    @property
-    def label(self) -> str:
-        return self.name
+    def is_traced(self, roots: Roots) -> bool:
+        """Whether it is the traced function."""
+        return getattr(roots.function, "__qualname__", None) == self.name
 
     def fetch(self, roots: Roots) -> object:
-        if getattr(roots.function, "__qualname__", None) == self.name:
+        if self.is_traced(roots):
             return roots.function
         raise LookupError(f"no path leads to {self.name}")
 
@@ -132,54 +134,31 @@ class Cell(Source, frozen=True):
     def base(self) -> Source | None:
         return self.function
 
-    @property
-    def label(self) -> str:
-        return self.name
-
     def fetch(self, roots: Roots) -> object:
         function = roots.function if self.function is None else self.function.fetch(roots)
         return cells_of(function)[self.name].cell_contents
 
 
-class TypeOf(Source, frozen=True):
+class TypeOf(Below, frozen=True):
     """The class of a value; its attributes are shared by every instance."""
 
-    of: Source
-
     def __str__(self) -> str:
-        return f"T[{self.of}]"
-
-    @property
-    def label(self) -> str:
-        return ""
-
-    @property
-    def base(self) -> Source | None:
-        return self.of
+        return f"T[{self.owner}]"
 
     def fetch(self, roots: Roots) -> object:
-        return type(self.of.fetch(roots))
+        return type(self.owner.fetch(roots))
 
 
-class Attr(Source, frozen=True):
+class Attr(Below, frozen=True):
     """An attribute, reached as `getattr` reaches it; of a class, what lies there.
 
     What a property stands before was read in the object's `__dict__`, and is reached there.
     """
 
-    owner: Source
     name: str
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.name}"
-
-    @property
-    def base(self) -> Source | None:
-        return self.owner
-
-    @property
-    def label(self) -> str:
-        return self.name
 
     def fetch(self, roots: Roots) -> object:
         owner = self.owner.fetch(roots)
@@ -192,10 +171,9 @@ class Attr(Source, frozen=True):
         return getattr(owner, self.name)
 
 
-class Item(Source, frozen=True):
+class Item(Below, frozen=True):
     """An element of a sequence or a mapping, or a child of a pytree node."""
 
-    owner: Source
     key: object  # may be nan or a tensor: structs compare by identity first
 
     def __str__(self) -> str:
@@ -205,10 +183,6 @@ class Item(Source, frozen=True):
     def label(self) -> str:
         return spell_key(self.key, str)
 
-    @property
-    def base(self) -> Source | None:
-        return self.owner
-
     def fetch(self, roots: Roots) -> object:
         owner: Any = self.owner.fetch(roots)
         if isinstance(owner, dict) and hasattr(type(owner), "__missing__"):
@@ -216,10 +190,9 @@ class Item(Source, frozen=True):
         return owner[self.key]
 
 
-class KeyOf(Source, frozen=True):
+class KeyOf(Below, frozen=True):
     """A tensor that is a key of a mapping, `d[weight]`; what lies under it is an `Item`."""
 
-    owner: Source
     key: object
 
     def __str__(self) -> str:
@@ -229,10 +202,6 @@ class KeyOf(Source, frozen=True):
     def label(self) -> str:
         return spell_key(self.key, str)
 
-    @property
-    def base(self) -> Source | None:
-        return self.owner
-
     def fetch(self, roots: Roots) -> object:
         owner: Any = self.owner.fetch(roots)
         if not any(one is self.key for one in dict.keys(owner)):
@@ -240,10 +209,8 @@ class KeyOf(Source, frozen=True):
         return self.key
 
 
-class Referent(Source, frozen=True):
+class Referent(Below, frozen=True):
     """What a weak reference, a weak proxy or a context variable leads to."""
-
-    owner: Source
 
     def __str__(self) -> str:
         return f"{self.owner}()"
@@ -252,10 +219,6 @@ class Referent(Source, frozen=True):
     def label(self) -> str:
         return "()"
 
-    @property
-    def base(self) -> Source | None:
-        return self.owner
-
     def fetch(self, roots: Roots) -> object:
         owner = self.owner.fetch(roots)
         if id(type(owner)) in PROXIES:
@@ -263,10 +226,9 @@ class Referent(Source, frozen=True):
         return owner.get() if isinstance(owner, ContextVar) else owner()  # type: ignore[operator]
 
 
-class Child(Source, frozen=True):
+class Child(Below, frozen=True):
     """The nth child of an object that is registered with pytree and has no nicer path."""
 
-    owner: Source
     index: int
 
     def __str__(self) -> str:
@@ -275,10 +237,6 @@ class Child(Source, frozen=True):
     @property
     def label(self) -> str:
         return str(self.index)
-
-    @property
-    def base(self) -> Source | None:
-        return self.owner
 
     def fetch(self, roots: Roots) -> object:
         return pytree_children(self.owner.fetch(roots))[self.index]

@@ -1,21 +1,29 @@
-"""Stores: where the code that ran inside custom functions may write, by its bytecode.
+"""Stores: what the code inside custom functions writes, and where it may write on another call.
 
-Such code runs again on every call, and what it writes may depend on anything: its arguments and
-whatever else it reads. So what it wrote in the observed run tells nothing about later calls. No
-other code of the run may read or write a place where it may store: compiled code would use the
-value of the observed run.
+Such code runs again on every call, so tripwire doesn't repeat its writes. To tell them apart, it
+looks at everything that was written before and after each such function (`InnerWrites`). Two things
+are refused: other code that writes to the same place, since nobody could tell in which order; and
+other code that wrote anything before the function, since the function may read it, and a compiled
+call makes its own writes only after all functions have run.
+
+What such code writes may depend on anything: its arguments and whatever else it reads. So what it
+wrote in the observed run tells nothing about later calls. No other code of the run may read or
+write a place where it may store, by its bytecode (`Stores`): compiled code would use the value of
+the observed run.
 """
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from types import CodeType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from tripwire.reading.bytecode import find_uses
-from tripwire.reading.holders import Holder
+from tripwire.reading.holders import Holder, Holders, Write
 from tripwire.reading.kinds import (
     AttributesKind,
     CellsKind,
@@ -36,8 +44,9 @@ from tripwire.reading.sources import Attr, Cell, Global, Item, Source
 from tripwire.reading.uses import Computed, StepKind, Use, Uses, merge
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import words
-from tripwire.values.classes import isinstance
-from tripwire.values.identity import CONTAINERS
+from tripwire.values.classes import ids_of, isinstance
+from tripwire.values.contents import children
+from tripwire.values.identity import CONTAINERS, same_plain
 
 _ATTRIBUTES = (AttributesKind, SlotsKind, ClassDictKind, TableKind)
 _CONTAINERS = (ItemsKind, ElementsKind, MembersKind)
@@ -193,3 +202,128 @@ def _find_stored(code: CodeType, context: str) -> Iterator[str]:
             loads = before.opname.startswith("LOAD_FAST") and before.argval == context
             if not (is_kept and loads and not store.is_jump_target):
                 yield store.argval
+
+
+# --- what they wrote in the observed run ---
+
+
+Place = tuple[int, Any]  # a holder's identity, and a key; of lists the whole
+Written = dict[Place, object]
+_UNWRITTEN = object()
+
+
+class InnerWrites:
+    """The places that custom functions of one run wrote to."""
+
+    def __init__(self, holders: Holders) -> None:
+        self._holders = holders
+        self._latest: Written = {}  # as the function left it
+        self._made: dict[Place, tuple[object, ...]] = {}  # and all that is in it
+        self._mixed: set[Place] = set()
+        self._is_late = False  # a function ran after other code had written
+        self._named: set[tuple[int, str]] = set()  # globals that functions read
+
+    def look(self) -> Written:
+        """Everything that was written so far, by anybody."""
+        return _map(self._holders.find_writes())
+
+    def note(self, before: Written) -> None:
+        """A function ran since `before`."""
+        after = self.look()
+        self._is_late |= any(
+            not _is_same(was, self._latest.get(place, _UNWRITTEN)) for place, was in before.items()
+        )
+        for place, was, now in _changes(before, after):
+            if not _is_same(was, self._latest.get(place, _UNWRITTEN)):
+                self._mixed.add(place)
+            self._latest[place] = now
+            self._made[place] = _spread(now)
+
+    def note_names(self, names: set[tuple[int, str]]) -> None:
+        """A function ran that reads these globals, and nothing else besides its arguments."""
+        self._named |= names
+        written = self._holders.find_writes() if names else ()
+        self._is_late |= any(write.spot in names for write in written)
+
+    def is_as(self, before: Written) -> bool:
+        """Whether nothing was written since `before`."""
+        return next(_changes(before, self.look()), None) is None
+
+    def split(self, writes: list[Write]) -> tuple[list[Write], list[Write]]:
+        """The run's own writes, and those of custom functions. Raises Refused."""
+        # A compiler reads globals when it compiles, and the run's writes are there by then.
+        if self._is_late or any(write.spot in self._named for write in writes):
+            raise Refused("custom-function-writes", _LATE)
+        if not self._latest:
+            return writes, []
+        final = _map(writes)
+        for place, left in self._latest.items():
+            if place in self._mixed or not _is_same(final.get(place, _UNWRITTEN), left):
+                raise Refused("custom-function-writes", _MIXED)
+            if not _is_same(_spread(left), self._made[place]):
+                raise Refused("custom-function-writes", _MIXED)
+        inner = [write for write in writes if _place_of(write) in self._latest]
+        return [write for write in writes if _place_of(write) not in self._latest], inner
+
+
+_MIXED = (
+    "a custom function or a hook, and other code of the run, write to the same place. A compiled "
+    "call can't keep the order of these writes. Write to it in one of them only."
+)
+
+
+_LATE = (
+    "a custom function or a hook may read or write something besides its arguments, and runs after "
+    "other code of the run has written to an attribute, an item or a variable. A compiled call "
+    "writes only after all such functions have run, so this one could read an old value. Write "
+    "after it, or pass it what it needs."
+)
+
+
+def _map(writes: Iterable[Write]) -> Written:
+    return {_place_of(write): _value_of(write) for write in writes}
+
+
+def _changes(before: Written, after: Written) -> Iterator[tuple[Place, object, object]]:
+    for place in {**before, **after}:
+        was, now = before.get(place, _UNWRITTEN), after.get(place, _UNWRITTEN)
+        if not _is_same(was, now):
+            yield place, was, now
+
+
+def _place_of(write: Write) -> Place:
+    is_list = isinstance(write.holder.kind, ElementsKind)
+    return id(write.holder), None if is_list else write.key
+
+
+def _value_of(write: Write) -> object:
+    holder = write.holder
+    return tuple(holder.owner) if isinstance(holder.kind, ElementsKind) else write.after
+
+
+def _spread(value: object) -> tuple[object, ...]:
+    """What is in an object that a function made, all the way down; equal to none if that is far."""
+    found: list[object] = []
+    met, todo = set[int](), [value]
+    while todo and len(met) < _DEEPEST:
+        item = todo.pop()
+        if id(item) in met or isinstance(item, _NOT_MADE) or id(type(item)) in _PLAIN:
+            continue
+        met.add(id(item))
+        parts = children(item)
+        found += parts
+        todo += parts
+    return (*found, object()) if todo else tuple(found)
+
+
+_DEEPEST = 1000
+_NOT_MADE = (torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType)
+
+
+def _is_same(left: object, right: object) -> bool:
+    if type(left) is tuple and type(right) is tuple:
+        return len(left) == len(right) and all(map(_is_same, left, right))
+    return left is right or (id(type(left)) in _PLAIN and same_plain(left, right))
+
+
+_PLAIN = ids_of(int, float, bool, str, complex, type(None))

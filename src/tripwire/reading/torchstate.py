@@ -29,7 +29,7 @@ Spelling = Callable[[object], str]  # the name that a guard function has for a v
 
 
 class Flag(Struct, frozen=True):
-    """A piece of state, how to read it, and when."""
+    """One piece of state: how to read it, and which code depends on it."""
 
     name: str  # for people
     get: Callable[[], object]  # in the calling thread; None where it is off, or not loaded yet
@@ -158,7 +158,7 @@ def find_matmul_precision() -> object:
 
 
 def find_precisions() -> object:
-    """Of float32, in each back end."""
+    """The precision of float32 in each back end."""
     return tuple(switch.ask() for switch in PRECISIONS)
 
 

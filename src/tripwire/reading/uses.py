@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -71,6 +71,16 @@ class Use:
     only_grown: bool = False
 
     @property
+    def holds_matter(self) -> bool:
+        """Whether what a container holds, or a method of it, is asked for; adding isn't asking."""
+        return bool(self.whole or self.keys or self.attributes or self.stored_keys)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the value is used in any way but for what is stored in it."""
+        return bool(self.whole or self.appended or self.updated or self.keys or self.attributes)
+
+    @property
     def taken(self) -> frozenset[str]:
         """The attributes that code takes from a Python module: `add` and `get` may be its own."""
         grown = GROWING if self.appended else frozenset()
@@ -123,56 +133,41 @@ def may_name_others(use: Use, container: object = None) -> bool:
 
 def join(uses: Iterable[Uses]) -> Uses:
     """The uses of many code objects together; of lines and refusals, the first one counts."""
+    found = tuple(uses)
     attributes: dict[str, int] = {}
     names: dict[str, int] = {}
-    stored_attributes: set[str] = set()
-    stored_globals: set[str] = set()
-    imports: set[str] = set()
-    dynamic = opens_self = computes_names = False
-    refused = None
     passed: dict[str, int] = {}
     steps: dict[Step, Use] = {}
-    asked: set[tuple[Step, ...]] = set()
-    identities: set[Operands] = set()
-    replaced: set[Step] = set()
-    replaced_of_self: set[str] = set()
-    for one in uses:
+    for one in found:
         passed |= one.passed
-        replaced |= one.replaced
-        replaced_of_self |= one.replaced_of_self
         for name, line in one.attributes.items():
             attributes.setdefault(name, line)
         for name, line in one.globals.items():
             names.setdefault(name, line)
-        stored_attributes |= one.stored_attributes
-        stored_globals |= one.stored_globals
-        imports |= one.imports
-        dynamic = dynamic or one.has_dynamic_names
-        opens_self = opens_self or one.opens_self
-        computes_names = computes_names or one.computes_names
-        asked |= one.asked
-        identities |= one.identities
-        refused = refused or one.refused
         for step, use in one.steps.items():
             known = steps.get(step)
             if known is None:
                 steps[step] = use
             elif known != use or known.escapes != use.escapes:
                 steps[step] = merge(known, use)
+
+    def gather(field: str) -> frozenset[Any]:
+        return frozenset().union(*(getattr(one, field) for one in found))
+
     return Uses(
         attributes,
         names,
-        frozenset(stored_attributes),
-        frozenset(stored_globals),
-        frozenset(imports),
-        dynamic,
-        opens_self,
-        refused,
+        gather("stored_attributes"),
+        gather("stored_globals"),
+        gather("imports"),
+        any(one.has_dynamic_names for one in found),
+        any(one.opens_self for one in found),
+        next((one.refused for one in found if one.refused), None),
         passed,
         steps,
-        computes_names,
-        frozenset(asked),
-        frozenset(identities),
-        frozenset(replaced),
-        frozenset(replaced_of_self),
+        any(one.computes_names for one in found),
+        gather("asked"),
+        gather("identities"),
+        gather("replaced"),
+        gather("replaced_of_self"),
     )

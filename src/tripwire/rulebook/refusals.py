@@ -51,6 +51,11 @@ class Refused(Exception):
         self.reason = reason
         self.where = where
 
+    @property
+    def refusal(self) -> Refusal:
+        """The refusal, at the line that whoever raised this knew."""
+        return Refusal(self.slug, self.reason, self.where)
+
 
 @dataclass(frozen=True, slots=True)
 class Writer:

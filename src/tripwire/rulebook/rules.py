@@ -80,7 +80,7 @@ UNCOUNTED = frozenset(_IN_TORCH)  # of what these change, version counters may n
 
 
 class Call(Struct, frozen=True):
-    """Recorded as one node."""
+    """A call of it is recorded as one node."""
 
     op: Literal["call_function", "call_method"]
     target: Any  # a callable, or a method's name
@@ -98,7 +98,7 @@ class Call(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """Reads metadata only; never recorded."""
+    """A call of it reads metadata only, and is never recorded."""
 
     name: str
     of_size: bool  # a branch where the tensor's size depends on values
@@ -107,7 +107,7 @@ class Query(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """Can't be followed."""
+    """A run that calls it is refused, for this reason."""
 
     slug: str
     reason: str
@@ -146,15 +146,19 @@ SIZED_BY_DATA = words(
     "to_sparse_csc to_sparse_coo sparse_coo_tensor coalesce one_hot _pack_padded_sequence "
     "_pad_packed_sequence linalg_lstsq _ctc_loss unique_dim_consecutive"
 )
-# Sizes among the arguments: where one is a tensor, the result's size depends on its value.
-_TAKES_SIZES = words(
+# Functions whose first argument is a size; that of others is the tensor to work on.
+SIZED_FIRST = words(
     "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
+    "tril_indices triu_indices hann_window hamming_window blackman_window bartlett_window "
+    "kaiser_window"
+)
+# Sizes among the arguments: where one is a tensor, the result's size depends on its value.
+_TAKES_SIZES = SIZED_FIRST | words(
     "new_zeros new_ones new_full new_empty view reshape expand repeat tile narrow unflatten "
     "split split_with_sizes chunk as_strided pad unfold interpolate resize_ broadcast_to "
-    "tril_indices triu_indices __getitem__ topk diag diagonal diag_embed multinomial "
-    "hann_window hamming_window blackman_window bartlett_window kaiser_window fft ifft rfft "
-    "irfft hfft ihfft stft istft tensordot movedim select_scatter slice_scatter vander "
-    "tril triu roll combinations cartesian_prod"
+    "__getitem__ topk diag diagonal diag_embed multinomial fft ifft rfft irfft hfft ihfft stft "
+    "istft tensordot movedim select_scatter slice_scatter vander tril triu roll combinations "
+    "cartesian_prod"
 )
 _SPLITS = words("unbind split chunk tensor_split split_with_sizes hsplit vsplit dsplit")
 _STORAGE = (

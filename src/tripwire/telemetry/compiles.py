@@ -1,4 +1,4 @@
-"""Compiles: the block that one compile runs in, its phases, and what users say of the moment.
+"""Compiles: the block that one compile runs in, its phases, and texts that users add to it.
 
 Inside it spans and figures belong to that compile; at its end they are one `CompilationMetrics`.
 The time that no span inside claims is a figure of its own. When something is compiled again, hooks
@@ -210,7 +210,7 @@ def get_hook_for_recompile_user_context() -> list[Hook] | None:
 
 
 def reset_recompile_user_contexts() -> None:
-    """Ask nobody."""
+    """Remove all hooks."""
     global _hooks
     _hooks = ()
 

@@ -324,7 +324,7 @@ def set_logs(wanted: str) -> None:
 
 
 def get_logs() -> tuple[str, ...]:
-    """The loggers that were let speak."""
+    """The loggers that write to stderr from INFO on."""
     return tuple(name for name in NAMES if name in _on)
 
 

@@ -207,7 +207,7 @@ class Allowance:
         return True
 
     def give_back(self, size: int) -> None:
-        """Less is kept."""
+        """Note that so much is no longer kept."""
         self._taken -= size
 
 

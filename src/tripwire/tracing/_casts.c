@@ -129,32 +129,20 @@ static PyObject *cast(PyObject *cls, PyObject *const *args, size_t nargsf, PyObj
     return call_plainly(cls, args, nargsf, names);
 }
 
-static int is_any_asked(PyObject *args, PyObject *named) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-        if (is_asked(PyTuple_GET_ITEM(args, i))) {
-            return 1;
-        }
-    }
-    PyObject *value;
-    Py_ssize_t at = 0;
-    while (named != NULL && PyDict_Next(named, &at, NULL, &value)) {
-        if (is_asked(value)) {
-            return 1;
-        }
-    }
-    return 0;
+static int is_key(PyObject *argument) {
+    return PyObject_TypeCheck(argument, key_type);
 }
 
-static int is_any_key(PyObject *args, PyObject *named) {
+static int is_any(int (*is)(PyObject *), PyObject *args, PyObject *named) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-        if (PyObject_TypeCheck(PyTuple_GET_ITEM(args, i), key_type)) {
+        if (is(PyTuple_GET_ITEM(args, i))) {
             return 1;
         }
     }
     PyObject *value;
     Py_ssize_t at = 0;
     while (named != NULL && PyDict_Next(named, &at, NULL, &value)) {
-        if (PyObject_TypeCheck(value, key_type)) {
+        if (is(value)) {
             return 1;
         }
     }
@@ -163,7 +151,7 @@ static int is_any_key(PyObject *args, PyObject *named) {
 
 /* A new reference to the memo that answers: this one, or one that the run has. NULL: an error. */
 static PyObject *find_memo(PyObject *memo, PyObject *args, PyObject *named) {
-    if (is_any_key(args, named)) {
+    if (is_any(is_key, args, named)) {
         PyObject *asked = remembering, *seen = remembered;
         remembering = remembered = NULL; /* it may call functions behind lru_cache itself */
         PyObject *found = PyObject_CallFunctionObjArgs(asked, memo, args, named ? named : Py_None, NULL);
@@ -198,7 +186,7 @@ static PyObject *remember(PyObject *memo, PyObject *args, PyObject *named) {
 }
 
 static PyObject *call_memo(PyObject *memo, PyObject *args, PyObject *named) {
-    if (answer == NULL || !is_any_asked(args, named)) {
+    if (answer == NULL || !is_any(is_asked, args, named)) {
         return plain_memo(memo, args, named);
     }
     PyObject *asked = Py_NewRef(closing);

@@ -1,13 +1,13 @@
-"""Memos: a function behind lru_cache that gets a tensor that the run made answers for it alone.
+"""Memos: where `lru_cache` would keep a tensor that the run itself made, the run has its own cache.
 
-Nothing in the memo has such a tensor as its key, and no later call will: the next one makes a
-tensor of its own. Only the run can ask twice. So the run has a memo of its own for these calls, of
-the same size. What the real one holds says nothing of them, and stays as it is. Left in it, they
-would take the place of what others keep there, on each call.
+The key of such an entry is a tensor that nobody has before the run, and that no later call will
+have: the next call makes another one. Only the run itself can ask twice. So these calls of a cached
+function are answered by a cache of the run's, of the same size, and the real one stays as it is. In
+the real one, each call would push out entries that other code put there.
 
-If the tensor outlives the run, as a result or in state, somebody may ask about it again. And what
-else the run asks may have been put out by then. Such runs are refused, as they would be if they
-filled the memo. A memo that was asked about something else before is asked as ever.
+A run is refused if such a tensor outlives it, as a result or in state, since somebody may ask about
+it again; and if the run also asks the real cache, which plain code would have filled by then. Once
+a run has asked the real cache about something else, the real cache answers all of its calls.
 """
 
 from __future__ import annotations

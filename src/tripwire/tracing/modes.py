@@ -84,12 +84,12 @@ class Contexts(NamedTuple):
 
 
 def sample_contexts() -> Contexts:
-    """As they are now."""
+    """Grad mode and autocast as they are now."""
     return Contexts(torch.is_grad_enabled(), sample_autocast())
 
 
 def contexts_of(state: Mapping[str, Any]) -> Contexts:
-    """As they were when `sample_torch_state()` gave this."""
+    """Grad mode and autocast as they were when `sample_torch_state()` gave this."""
     off = zip(("cpu", "cuda"), (False, False), state["autocast's dtypes"], strict=True)
     return Contexts(state["grad mode"], state["autocast"] or tuple(off))
 

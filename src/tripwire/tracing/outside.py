@@ -69,7 +69,7 @@ class Said(Struct, frozen=True):
 
 
 class Say(EffectStep, frozen=True):
-    """The same, as a step of an entry."""
+    """What was printed or logged, as a step of an entry: it is said again."""
 
     function: Callable[..., object]
     args: tuple[PartPlan, ...]

@@ -155,12 +155,8 @@ class Session:
             if isinstance(function, FunctionType) and function.__code__ is code:
                 self.state.reach.walk(function, Running(function.__qualname__), True)
 
-    def on_impure(self, refuse: Refuse) -> None:
-        """A C function is called that does more than compute."""
-        self.on_refused(refuse)
-
     def on_refused(self, refuse: Refuse) -> None:
-        """A function of torch's that can't be followed starts."""
+        """A function of torch's starts that can't be followed, or one of C's that acts."""
         self.state.refuse(Refusal(refuse.slug, refuse.reason, self.state.capture_range(2)))
         if refuse is COMPILED:  # Dynamo would look into every patch
             hooks.uninstall(self)
@@ -173,6 +169,8 @@ class Session:
         keeps = CURRENT.kept is not None and CURRENT.kept.is_for_failures()
         if self.recorder is not None and not keeps and not stays:
             self.recorder.leave()
+
+    on_impure = on_refused
 
     def _withdraw(self, frame: FrameType) -> None:
         """Leave no open number to a run that is refused."""
@@ -266,7 +264,7 @@ class Session:
                 was_alone = state.reach.holders.is_alone()
                 return Run(trace.result, trace, None, modules, torch_state, outputs, was_alone)
         except Refused as refused:
-            state.refuse(Refusal(refused.slug, refused.reason, refused.where))
+            state.refuse(refused.refusal)
         was_alone, modules = state.reach.holders.is_alone(), self._list_modules()
         return Run(self._settle(), None, state.refusal, modules, was_alone=was_alone)
 
@@ -320,28 +318,22 @@ class Session:
         effects = None
         try:
             if self.complete:
-                holders = state.reach.holders
                 own, inner = state.inner.split(writes)
                 state.stores.check(reads, state.reach)
                 effects = plan_effects(
-                    own,
-                    reads,
-                    planner.plan,
-                    holders.facts_of,
-                    self._attributes_of,
-                    inner,
-                    self._was_open,
-                    self._may_be_another,
+                    *(own, reads, planner.plan, state.reach.holders.facts_of),
+                    *(self._attributes_of, inner, self._was_open, self._may_be_another),
                 )
             self._kept = len(planner.tensors)
             plan = planner.plan(result)
             risks = [] if state.shadow is None else state.shadow.formulas.list_risks()
             self._risks = tuple((planner.plan(risk), type(risk.value)) for risk in risks)
             if effects is not None:
-                said = self._plan_said(planner)
+                said = () if state.outside is None else tuple(state.outside.plan(state, planner))
                 marks = self._plan_marks(planner)
-                steps = (*effects.steps, *marks, *self._plan_draws(), *said)
-                effects = replace(effects, steps=steps)
+                drawn = {} if state.shadow is None else state.shadow.drawn
+                draws = [Advance(tuple(drawn.values()))] if drawn else []
+                effects = replace(effects, steps=(*effects.steps, *marks, *draws, *said))
         except Unbuildable as error:
             raise Refused(
                 "unbuildable-result",
@@ -485,14 +477,6 @@ class Session:
         state = self.state
         met = any(one is holder and key == at for one, at, _ in state.reach.exchanged_met)
         return met or (state.shadow is not None and state.shadow.is_open_at(holder, key))
-
-    def _plan_draws(self) -> list[EffectStep]:
-        drawn = {} if self.state.shadow is None else self.state.shadow.drawn
-        return [Advance(tuple(drawn.values()))] if drawn else []
-
-    def _plan_said(self, planner: Planner) -> list[EffectStep]:
-        outside = self.state.outside
-        return [] if outside is None else list(outside.plan(self.state, planner))
 
     def _check_tables(self) -> None:
         filled = self.state.reach.find_filled()

@@ -17,7 +17,7 @@ from torch import fx
 
 from tripwire.ranges import SourceRange
 from tripwire.reading.tensors import TensorMeta, iter_given
-from tripwire.rulebook.rules import Call, words
+from tripwire.rulebook.rules import SIZED_FIRST, Call, words
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
 from tripwire.values.classes import isinstance
@@ -77,7 +77,7 @@ def find_decisive(
         elif rule.name != "where":
             return None
     if rule.takes_sizes:
-        sizes = args if rule.name in _MAKERS else args[1:]
+        sizes = args if rule.name in SIZED_FIRST else args[1:]
         if rule.name == "__getitem__":
             sizes = tuple(bound for bound in _slice_bounds(args[1]))
         found += [Decisive("item", tensor) for tensor in _iter_sizes(sizes, kwargs)]
@@ -93,12 +93,6 @@ KEEP_SHAPES = words(
 )
 # Of the first argument, and of a mask that may be wider.
 _KEEP_MASKED_SHAPES = words("masked_fill masked_scatter")
-# Functions whose first argument is a size; that of the others is the tensor to work on.
-_MAKERS = words(
-    "arange range linspace logspace zeros ones full empty eye rand randn randint randperm "
-    "tril_indices triu_indices hann_window hamming_window blackman_window bartlett_window "
-    "kaiser_window"
-)
 
 
 def _slice_bounds(index: Any) -> list[Any]:

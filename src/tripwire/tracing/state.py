@@ -28,10 +28,9 @@ from torch.nn.parameter import is_lazy
 from tripwire.env import CAN_APPEND_NODES
 from tripwire.errors import StateError
 from tripwire.ranges import NOWHERE, Scope, ScopeStack, SourceRange, capture_range
-from tripwire.reading.holders import InnerWrites
 from tripwire.reading.reach import Reach
 from tripwire.reading.sources import ScopePaths, Source
-from tripwire.reading.stores import Stores
+from tripwire.reading.stores import InnerWrites, Stores
 from tripwire.reading.tensors import (
     LAZY,
     OUTSIDE,

@@ -150,7 +150,7 @@ class Tracer(Struct, frozen=True):
             except ReferenceError:  # nothing of the user's has run yet
                 session = Refusal("hidden-state", _GONE)
             except Refused as refused:
-                session = Refusal(refused.slug, refused.reason, refused.where)
+                session = refused.refusal
             except BaseException:
                 state.reach.holders.uproot()
                 raise

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec.structs import replace
 
-from tripwire.reading.holders import Holder
 from tripwire.reading.kinds import (
     ABSENT,
     ARRAY,
@@ -36,6 +35,7 @@ from tripwire.reading.kinds import (
     Kind,
     plain_key,
 )
+from tripwire.reading.meeting import shows_all
 from tripwire.reading.names import fingerprint
 from tripwire.reading.reader import answers_itself
 from tripwire.reading.reads import ReadSet
@@ -69,6 +69,7 @@ from tripwire.values.contents import (
     elements_of,
     held_item,
     own_dict,
+    parts_of,
     slots_of,
     spell_key,
 )
@@ -76,7 +77,6 @@ from tripwire.values.identity import (
     BYTES,
     PLAIN,
     VIEWS,
-    hides_state,
     is_array,
     is_pinned,
     same_plain,
@@ -101,16 +101,12 @@ class GuardWriter:
         offsets_matter: bool,
     ) -> None:
         self._shadow = shadow  # has what is open
-        self._attributes = attributes  # of tensors, as the run found them
-        self._forms = forms  # of tensors, as the run found them
+        self._attributes, self._forms = attributes, forms  # of tensors, as the run found them
         self._offsets_matter = offsets_matter
         self._reads = reads
         self._counted = counted  # holders and keys whose value doesn't matter
-        self._holders: dict[tuple[int, object], Holder] = {
-            (id(holder.owner), holder.kind): holder
-            for holder in reads.holders
-            if not holder.anchored
-        }
+        fresh = (holder for holder in reads.holders if not holder.anchored)
+        self._holders = {(id(holder.owner), holder.kind): holder for holder in fresh}
         self.space: dict[str, Any] = {
             "_same": same_plain,
             "_keys": table.dispatch_keys,
@@ -352,20 +348,15 @@ class GuardWriter:
             if issubclass(cls, ContextVar):
                 self._add_context_variable(path, name, value)
             return
-        self.check(
-            path,
-            f"type({name}) is {self.constant(cls)}",
-            f"a {name_of(cls)}",
-            f"{self.constant(name_of)}(type({name}))",
-            TableRow("type", name, x=cls),
-        )
-        for base, plain in _PLAIN_BASES.items():
-            if isinstance(value, base):
-                spelled = f"_same({self.constant(plain)}({name}), {self.constant(plain(value))})"
-                self.check(path, spelled, repr(plain(value)), f"{self.constant(plain)}({name})")
-        if issubclass(cls, MethodType):
-            self.add(f"{path}.__func__", f"{name}.__func__", value.__func__)
-            self.add(f"{path}.__self__", f"{name}.__self__", value.__self__)
+        condition, found = f"type({name}) is {self.constant(cls)}", self.constant(name_of)
+        row = TableRow("type", name, x=cls)
+        self.check(path, condition, f"a {name_of(cls)}", f"{found}(type({name}))", row)
+        for plain in (make for base, make in _PLAIN_BASES.items() if isinstance(value, base)):
+            found, seen = f"{self.constant(plain)}({name})", plain(value)
+            self.check(path, f"_same({found}, {self.constant(seen)})", repr(seen), found)
+        if issubclass(cls, (MethodType, functools.partial)):
+            for part, held in parts_of(value):
+                self.add(f"{path}.{part}", f"{name}.{part}", held)
         elif issubclass(cls, weakref.ReferenceType):  # what it leads to, or that it is gone
             found = f"{self.constant(weakref.ref.__call__)}({name})"
             self.add(f"{path}()", found, self._before(value, WEAK).get("()"))
@@ -378,24 +369,10 @@ class GuardWriter:
             self.add(f"{path}.mapping", behind, dict_behind(value.mapping))
         elif issubclass(cls, MappingProxyType):
             self.add(path, f"{self.constant(dict_behind)}({name})", dict_behind(value))
-        elif issubclass(cls, functools.partial):
-            self.add(f"{path}.func", f"{name}.func", value.func)
-            self.add(f"{path}.args", f"{name}.args", value.args)
-            self.add(f"{path}.keywords", f"{name}.keywords", value.keywords)
         elif issubclass(cls, tuple):
             self._add_elements(path, name, value, tuple, self._reads.find_places(value))
         elif issubclass(cls, (list, deque)):
-            if isinstance(value, deque):
-                longest = f"{self.constant(_LONGEST)}({name})"
-                condition = f"{longest} == {value.maxlen!r}"
-                self.check(f"{path}.maxlen", condition, repr(value.maxlen), longest)
-            holder = self._holders.get((id(value), ELEMENTS))
-            if holder is None or self._reads.filter_of(holder) is None:
-                base, now = deque if isinstance(value, deque) else list, elements_of(value)
-                before = now if holder is None else tuple(holder.before().values())
-                is_as_before = len(before) == len(now) and all(map(operator.is_, before, now))
-                places = self._reads.find_places(value) if is_as_before else None
-                self._add_elements(path, name, before, base, places)
+            self._add_list(path, name, value)
         elif issubclass(cls, dict):
             self._add_items(path, name, value)
         elif issubclass(cls, (set, frozenset)):
@@ -415,9 +392,7 @@ class GuardWriter:
             self.add(f"{path}()", f"{name}.get()", value)
 
     def _is_opaque(self, value: object) -> bool:
-        if isinstance(value, _TAKEN_APART) or is_array(value):
-            return False
-        return hides_state(type(value)) or (own_dict(value) is None and not slots_of(type(value)))
+        return not (isinstance(value, _TAKEN_APART) or is_array(value) or shows_all(value))
 
     def _before(self, value: object, kind: Kind) -> dict[Any, object]:
         """What a value held before the run, or holds now where the run didn't come to it."""
@@ -430,6 +405,18 @@ class GuardWriter:
         found = f"f'another {{_fingerprint({name})}}'"
         row = TableRow("test", name, x=self.space[kept].is_same)
         self.check(path, f"{kept}.is_same({name})", what, found, row)
+
+    def _add_list(self, path: str, name: str, value: Any) -> None:
+        if isinstance(value, deque):
+            longest, limit = f"{self.constant(_LONGEST)}({name})", repr(value.maxlen)
+            self.check(f"{path}.maxlen", f"{longest} == {limit}", limit, longest)
+        holder = self._holders.get((id(value), ELEMENTS))
+        if holder is None or self._reads.filter_of(holder) is None:
+            base, now = deque if isinstance(value, deque) else list, elements_of(value)
+            before = now if holder is None else tuple(holder.before().values())
+            is_as_before = len(before) == len(now) and all(map(operator.is_, before, now))
+            places = self._reads.find_places(value) if is_as_before else None
+            self._add_elements(path, name, before, base, places)
 
     def _add_elements(
         self, path: str, name: str, values: Any, base: type, places: frozenset[int] | None
@@ -576,8 +563,6 @@ _Form = tuple[torch.Tensor, list[int | None], list[int | None]]
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)
 # What Python can ask a tensor beside its metadata; asked only where executed code names it.
 _QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
-
-
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.
@@ -612,6 +597,4 @@ def _spell_keys(keys: Iterable[object]) -> str:
 
 
 def _same_keys(value: list[Any], keys: list[Kept]) -> bool:
-    return len(value) == len(keys) and all(
-        kept.is_same(key) for kept, key in zip(keys, value, strict=True)
-    )
+    return len(value) == len(keys) and all(map(Kept.is_same, keys, value))

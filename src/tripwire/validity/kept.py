@@ -333,11 +333,8 @@ ITSELF = Keeper()
 
 def refer(value: object, on_death: Callable[[object], None] | None = None) -> Callable[[], object]:
     """A weak reference where Python has one."""
+    weak = Hidden if issubclass(type(value), torch.Tensor) else weakref.ref
     try:
-        return _referring(value)(value, on_death)
+        return weak(value, on_death)
     except TypeError:  # an object with slots alone, kept for as long as the entry
         return lambda: value
-
-
-def _referring(value: object) -> type[weakref.ref[Any]]:
-    return Hidden if issubclass(type(value), torch.Tensor) else weakref.ref

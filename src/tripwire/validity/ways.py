@@ -1,9 +1,10 @@
-"""Ways: Python used a tensor's value that can only be known in the middle of a call.
+"""Ways: a value that is only known in the middle of a call is compared there, in the graph.
 
-A probe computes what decides before the call (probes.py). Where that costs too much, or where the
-value is random or depends on what the call writes, the value is compared at its place: the graph
-gets a *crossing* there. If the value is another one, the compiled code stops, what it did is
-undone, and the call goes on to an entry that went the other way, or is traced.
+Python used the value, so the trace holds for it alone. A probe computes such values before the call
+(probes.py). Where that costs too much, or where the value is random or depends on what the call
+writes, the graph gets a *crossing* at its place. If the value is another one, the compiled code
+stops, what it did is undone, and the call goes on to an entry that went the other way, or is
+traced.
 
 Entries of one callable that begin alike tell each other: a crossing at which one of them turned
 back rules out all that expect the same value there, without running them.

@@ -434,8 +434,9 @@ class PulledWire:
 
     def rows_of_table(self) -> list[TableRow]:
         """The same test as rows; a row that fails asks this wire. None of them where C can't."""
-        rows = [row for row in self._find_rows() if row is not None]
-        return rows if len(rows) == len(self._find_rows()) else []
+        found = self._find_rows()
+        rows = [row for row in found if row is not None]
+        return rows if len(rows) == len(found) else []
 
     def _find_rows(self) -> list[TableRow | None]:
         owner: Any = self._owner()

@@ -146,9 +146,9 @@ else:
 FLOATS: tuple[type, ...] = (float, NUMPY_FLOAT)  # a float of NumPy's is one of Python's, too
 
 
-def ids_of(*classes: type) -> frozenset[int]:
-    """Classes that live for ever, by identity: a metaclass may have an `==` and a hash."""
-    return frozenset(map(id, classes))
+def ids_of(*values: object) -> frozenset[int]:
+    """Classes and functions that live for ever, by identity: others may have an `==` and a hash."""
+    return frozenset(map(id, values))
 
 
 def find_in_class(cls: type, name: str) -> object:

@@ -1,4 +1,6 @@
-"""Patching: attribute writes are seen by the class's own `__setattr__` and `__delattr__`.
+"""Subscriptions: observers are told of attribute writes, by patching an object's class.
+
+The class's `__setattr__` and `__delattr__` are replaced by methods that tell the observers.
 
 A class is patched once, however many subscribe to it. When the last subscription ends, it is
 restored: its own method is back, or the name is removed if it had none. What a user put there

@@ -361,7 +361,7 @@ def test_an_integer_in_a_tensor_is_an_index(make, calls, backend) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fn", SIZES, ids=lambda fn: fn.__name__)
-def test_sizes_that_hang_on_values(fn, backend) -> None:
+def test_sizes_that_hang_on_values_are_cut_and_right(fn, backend) -> None:
     compiled = check_like_plain(lambda: fn, SIZED, backend)
     assert compiled.statistics().hits >= 4
     assert slugs_of(compiled) == (
@@ -408,7 +408,7 @@ def test_what_is_made_inside_keeps_its_class_and_its_gradient(fn, backend) -> No
         (lambda: of_numbers, [(matrix,)] * 3),
     ],
 )
-def test_the_same_with_inductor(make, calls) -> None:
+def test_cuts_are_right_with_inductor(make, calls) -> None:
     compiled = check_like_plain(make, calls, "inductor")
     assert compiled.statistics().hits >= len(calls) - 2
 

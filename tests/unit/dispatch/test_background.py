@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from support import check_same
+from support import check_same, elsewhere
 from torch import fx, nn
 
 import tripwire
@@ -298,14 +298,6 @@ def test_a_child_compiles_what_its_parent_has_begun(gate: Gate) -> None:
 
 
 # --- generators ---
-
-
-def elsewhere(function: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join(30)
-    return found[0]
 
 
 def test_what_other_threads_draw_while_a_compiler_works_is_not_drawn_again() -> None:

@@ -70,7 +70,7 @@ BEHIND = {  # name: what is kept, what a call does, what another writes
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_passed", [True, False], ids=["passed", "state"])
 @pytest.mark.parametrize("name", BEHIND)
-def test_what_a_property_stands_before(name, is_passed, backend, tmp_path) -> None:
+def test_a_write_behind_a_property_is_seen(name, is_passed, backend, tmp_path) -> None:
     kept, body, write = BEHIND[name]
     program = f"""
 asked = []

@@ -219,7 +219,7 @@ def test_dropout_follows_train_and_eval(net, compiled) -> None:
     check_calls(net, compiled, traces=2)
 
 
-def test_to_another_dtype_and_back(net, compiled) -> None:
+def test_to_another_dtype_and_back_is_two_traces(net, compiled) -> None:
     assert compiled.to(torch.float64) is compiled
     for _ in range(2):
         check_same(net(X.double()), compiled(X.double()))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import elsewhere
 from torch import nn
 
 import tripwire
@@ -20,13 +21,6 @@ from tripwire.writes import sentry as sentry_module
 from tripwire.writes import twin
 
 X = torch.ones(2)
-
-
-def elsewhere(write) -> None:
-    """Do something in another thread, now."""
-    thread = threading.Thread(target=write)
-    thread.start()
-    thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
-from support import check_same, quiet_trace
+from support import check_compiles, check_same, quiet_trace
 
 import tripwire
 
@@ -19,13 +20,7 @@ def deeply(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def play(fn: Any, calls: list[tuple[Any, ...]], *, traces: int) -> Any:
-    """Compiled and plain return the same, and this many calls are traced."""
-    compiled = tripwire.compile(fn, backend="eager", fullgraph=True, dynamic=False)
-    for args in calls:
-        check_same(fn(*args), compiled(*args))
-    assert compiled.statistics().traces == traces
-    return compiled
+play = functools.partial(check_compiles, backend="eager", dynamic=False)
 
 
 def mask(*picked: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import check_same
+from support import check_same, elsewhere
 from torch import fx, nn
 from torch._dynamo.backends import registry as dynamo_registry
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -37,15 +37,6 @@ tell = print  # under another name a compiled call doesn't print it: it is refus
 
 
 X = torch.arange(6.0).reshape(2, 3)
-
-
-def elsewhere(function: Callable[[], Any]) -> Any:
-    """What a function gives in another thread."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join(30)
-    return found[0]
 
 
 class Net(nn.Module):

@@ -173,7 +173,7 @@ def test_report_prints_the_path_of_the_page(gpt, tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x.html"]
 
 
-def test_report_as_json(gpt) -> None:
+def test_report_prints_json(gpt) -> None:
     done = json.loads(run("report", gpt, "--json").stdout)
     assert done["path"] == str(gpt / "report.html")
     assert (done["processes"], done["compiles"], done["retirements"]) == (2, 17, 8)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from support import run_python
+from support import Unnamed, run_python
 from unit.telemetry.forking import in_fork
 
 from tripwire import telemetry
@@ -271,17 +271,6 @@ def test_telemetry_needs_no_torch():
     assert "torch" in sys.modules
 
 
-class _Raises(type):
-    def __getattribute__(cls, name):
-        if name in ("__name__", "__qualname__", "__module__"):
-            raise RuntimeError("it isn't told")
-        return super().__getattribute__(name)
-
-
-class _Unnamed(Exception, metaclass=_Raises):
-    pass
-
-
 class _Unreal:
     @property
     def __class__(self):
@@ -290,9 +279,9 @@ class _Unreal:
 
 def test_a_class_that_doesnt_tell_its_name_changes_nothing_that_is_timed(tmp_path) -> None:
     with logging_to(tmp_path):
-        with pytest.raises(_Unnamed):
-            with timed("span", metadata={"a": [_Unreal(), _Unnamed(), mock.Mock(spec=dict)]}):
-                raise _Unnamed("x")
+        with pytest.raises(Unnamed):
+            with timed("span", metadata={"a": [_Unreal(), Unnamed(), mock.Mock(spec=dict)]}):
+                raise Unnamed("x")
     (span,) = (one.event for one in read_events(tmp_path) if isinstance(one.event, SpanDone))
-    assert span.error == "_Unnamed"
-    assert [text.partition(":")[0] for text in span.data["a"]] == ["<_Unreal", "<_Unnamed", "<Mock"]
+    assert span.error == "Unnamed"
+    assert [text.partition(":")[0] for text in span.data["a"]] == ["<_Unreal", "<Unnamed", "<Mock"]

@@ -172,7 +172,7 @@ def test_gradients_written_by_backward_inside_the_function() -> None:
     torch.testing.assert_close(x.grad, 2 * x.detach())
 
 
-def test_autograd_grad_inside_the_function() -> None:
+def test_gradients_taken_inside_the_function_are_traced() -> None:
     def f(x):
         (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
         return g * x

@@ -55,7 +55,7 @@ def inference(x):
 
 
 @pytest.mark.parametrize("fn", [no_grad, decorated, enable_grad, set_grad, autocast, inference])
-def test_context_inside_the_function(fn) -> None:
+def test_contexts_inside_the_function_are_traced(fn) -> None:
     check_traces(fn, one)
 
 

@@ -206,7 +206,7 @@ def test_another_mode_around_the_trace_sees_every_call() -> None:
     assert trace.statistics().ops == 2
 
 
-def test_default_device_and_device_contexts() -> None:
+def test_a_context_of_the_default_device_is_no_call() -> None:
     def f(x):
         with torch.device("cpu"):
             return x + torch.zeros(2)

@@ -42,7 +42,7 @@ def sources(trace) -> list[str]:
     return [str(wanted.source) for wanted in trace.inputs]
 
 
-def test_positional_keyword_and_default_arguments() -> None:
+def test_positional_keyword_and_default_arguments_name_their_inputs() -> None:
     def f(a, b, *, c, d=SCALE):
         return a + b + c + d
 
@@ -98,7 +98,7 @@ def test_keys_that_cant_be_printed_change_nothing() -> None:
         tripwire.compile(fails, backend="eager")({key: torch.ones(2)})
 
 
-def test_star_arguments() -> None:
+def test_star_arguments_name_their_inputs() -> None:
     def f(*args, **kwargs):
         return args[0] * args[1] + kwargs["w"]
 
@@ -246,7 +246,7 @@ class Holder(Base):
         return self.method(x)
 
 
-def test_objects_methods_and_callables() -> None:
+def test_objects_methods_and_callables_name_their_inputs() -> None:
     holder = Holder()
     trace = tripwire.trace(holder.method, ones())
     assert sources(trace) == [
@@ -263,7 +263,7 @@ def test_objects_methods_and_callables() -> None:
     assert sources(tripwire.trace(f, ones(), holder))[1] == "L['h'].weight"
 
 
-def test_partial_objects() -> None:
+def test_partial_objects_name_their_inputs() -> None:
     def f(w, x, *, b):
         return w * x + b
 

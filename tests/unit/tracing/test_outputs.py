@@ -118,7 +118,7 @@ def test_an_object_that_came_in_goes_out_as_itself() -> None:
     assert got[2] is config
 
 
-def test_model_outputs_of_transformers() -> None:
+def test_model_outputs_of_transformers_come_out_as_themselves() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
 
     def f(x):

@@ -133,7 +133,7 @@ def test_a_tensors_own_method_knows_its_tensor() -> None:
         quiet_trace(X.add, X)(Y)
 
 
-def test_wrappers_with_another_signature() -> None:
+def test_wrappers_may_have_another_signature() -> None:
     def inner(x, scale):
         return x * scale
 
@@ -144,7 +144,7 @@ def test_wrappers_with_another_signature() -> None:
     check_same(Y * 2, quiet_trace(outer, X)(Y))
 
 
-def test_arguments_that_contain_themselves() -> None:
+def test_arguments_may_contain_themselves() -> None:
     loop = [X]
     loop.append(loop)
     check_same(X * 2, quiet_trace(lambda items: items[0] * 2, loop).result)

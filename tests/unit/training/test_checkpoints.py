@@ -81,7 +81,7 @@ class Checkpointed(nn.Module):
 
 
 @backends
-def test_checkpointed_blocks_inside(backend) -> None:
+def test_checkpointed_blocks_inside_train_as_plain_ones(backend) -> None:
     dropout = 0.0 if backend == "inductor" else 0.3
     pair = Pair(lambda: Checkpointed(False, dropout), backend)
     pair.play()

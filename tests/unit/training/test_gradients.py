@@ -18,7 +18,7 @@ def stack() -> nn.Module:
 
 
 @backends
-def test_plain_training(backend) -> None:
+def test_plain_training_is_two_traces(backend) -> None:
     pair = Pair(Mlp, backend)
     pair.play()
     pair.check(traces=2, hits=4)
@@ -51,7 +51,7 @@ def test_frozen_parameters_get_none_and_can_thaw(backend) -> None:
 
 
 @backends
-def test_tied_weights(backend) -> None:
+def test_tied_weights_train_as_plain_ones(backend) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,7 +85,7 @@ def test_gradients_accumulate_over_steps(backend) -> None:
 
 
 @backends
-def test_retain_graph(backend) -> None:
+def test_a_graph_can_be_retained(backend) -> None:
     def twice(call, x):
         y = call(x).square().mean()
         y.backward(retain_graph=True)
@@ -97,7 +97,7 @@ def test_retain_graph(backend) -> None:
 
 
 @backends
-def test_retain_graph_after_steps_without(backend) -> None:
+def test_a_graph_can_be_retained_after_steps_without(backend) -> None:
     def twice(call, x):
         y = call(x).tanh().mean()
         y.backward(retain_graph=True)
@@ -133,7 +133,7 @@ def test_a_second_derivative_that_a_back_end_does_not_have_is_refused_in_words()
 
 
 @backends
-def test_derivatives_taken_inside(backend) -> None:
+def test_derivatives_taken_inside_train_as_plain_code_does(backend) -> None:
     class Penalised(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -168,7 +168,7 @@ class Scale(torch.autograd.Function):
 
 
 @backends
-def test_custom_autograd_functions(backend) -> None:
+def test_custom_autograd_functions_train_as_plain_code_does(backend) -> None:
     class Custom(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -184,7 +184,7 @@ def test_custom_autograd_functions(backend) -> None:
 
 
 @backends
-def test_grad_modes_inside(backend) -> None:
+def test_grad_modes_inside_train_as_plain_code_does(backend) -> None:
     class Modes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -207,7 +207,7 @@ def test_grad_modes_inside(backend) -> None:
 
 
 @backends
-def test_running_statistics_of_batch_norm(backend) -> None:
+def test_running_statistics_of_batch_norm_move_as_in_plain_code(backend) -> None:
     pair = Pair(lambda: nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.ReLU()), backend)
     pair.play()
     pair.evaluate()

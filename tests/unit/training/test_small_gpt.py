@@ -100,11 +100,11 @@ def check(backend: str, steps: int, layers: int, tolerance: float) -> list[float
 
 
 @pytest.mark.parametrize(("backend", "tolerance"), [("eager", 0.0), ("aot_eager", 1e-4)])
-def test_twenty_steps(backend, tolerance) -> None:
+def test_twenty_steps_learn_as_plain_steps_do(backend, tolerance) -> None:
     check(backend, 20, 1, tolerance)
 
 
 @pytest.mark.slow
-def test_two_hundred_steps_with_inductor() -> None:
+def test_two_hundred_steps_with_inductor_learn() -> None:
     losses = check("inductor", 200, 2, 5e-3)
     assert losses[-1] < losses[0] / 10  # it learns to count

@@ -44,7 +44,7 @@ def test_no_optimizer_step_retires_code(backend, name) -> None:
 
 @backends
 @pytest.mark.parametrize("to_none", [True, False])
-def test_cleared_gradients(backend, to_none) -> None:
+def test_cleared_gradients_retire_nothing(backend, to_none) -> None:
     pair = Pair(Mlp, backend)
     for _ in range(4):
         pair.step(update=False)
@@ -291,7 +291,7 @@ def test_under_inference_mode_nothing_of_training_is_used() -> None:
 
 
 @quick
-def test_a_function_over_two_models(backend) -> None:
+def test_a_function_over_two_models_trains_as_plain_code_does(backend) -> None:
     """A generator and a critic, of which one step trains only one."""
 
     def build():

@@ -215,7 +215,7 @@ def _write(
 
 
 def _above(line: int) -> str:
-    """The lines before one."""
+    """So many empty lines that what follows stands in this line."""
     if line < 1:
         raise _not_recordable("there are too few lines above it", "Nest the with statements")
     return "\n" * (line - 1)

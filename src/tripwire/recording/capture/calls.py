@@ -216,7 +216,7 @@ class Beginning:
         return self.built
 
     def _finish(self) -> RecordDraft:
-        """The call as it began."""
+        """The draft of a record of the call as it began."""
         if self.torch_state is None:
             self.torch_state = sample_quickly()  # compiled code leaves it as it was
         if self.snapshot is None:

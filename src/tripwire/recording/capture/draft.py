@@ -254,7 +254,7 @@ class Cleaner:
         return value
 
     def clean_table(self) -> Table:
-        """The table without them."""
+        """The table without secrets."""
         roots = {name: self._clean_slot(slot, name) for name, slot in self._table.roots.items()}
         cleaned = tuple(map(self._clean_node, self._table.nodes))
         return msgspec.structs.replace(self._table, roots=roots, nodes=cleaned)

@@ -279,16 +279,16 @@ class Encoder:
         self._budget -= _CODE
 
     def can_hold_bytes(self, count: int) -> bool:
-        """The same for so many bytes: base64, twice."""
+        """Whether there is room for so many bytes (base64, twice). If so, it is taken."""
         return self._spend(3 * count)
 
     def can_hold_int(self, number: int) -> bool:
-        """The same for a large int."""
+        """Whether there is room for a large int. If so, it is taken."""
         size = number.bit_length() // 4
         return size < _LONGEST_INT and self._spend(2 * size)
 
     def _can_hold_text(self, text: str) -> bool:
-        """The same for a long string."""
+        """Whether there is room for a long string. If so, it is taken."""
         if len(text) > self._budget:
             return False
         return self._spend(_measure_text(text) if is_utf8(text) else 9 * len(text))

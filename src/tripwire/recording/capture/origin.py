@@ -458,11 +458,11 @@ class KeptBytes(Protocol):
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Where they lie in this process: from, to."""
+        """Where the bytes lie in this process: from, to."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """How many bytes there are."""
 
     def settle(self) -> None:
         """All users are known: find the strictest treatment and the extent."""
@@ -471,13 +471,13 @@ class KeptBytes(Protocol):
         """Their dtype and shape in tensors.safetensors."""
 
     def paths(self) -> list[str]:
-        """How they were reached."""
+        """The paths by which the bytes were reached."""
 
     def chunks(self) -> Iterator[memoryview | bytes]:
-        """Them, piece by piece."""
+        """The bytes, piece by piece."""
 
     def keep(self) -> None:
-        """Have those of now, where nothing tells of a later write."""
+        """Copy the bytes as they are now, where nothing tells of a later write."""
 
 
 class Blobs:
@@ -491,7 +491,7 @@ class Blobs:
         self._by_key: dict[Key, KeptBytes] = {}
 
     def add(self, kept: KeptBytes) -> None:
-        """Bytes of their own."""
+        """Keep these bytes."""
         self._kept.append(kept)
 
     def find(self, key: Key) -> KeptBytes | None:
@@ -499,7 +499,7 @@ class Blobs:
         return self._by_key.get(key)
 
     def add_once(self, key: Key, kept: KeptBytes) -> None:
-        """Bytes that others may use as well."""
+        """Keep bytes that others may use as well, under a key."""
         self._by_key[key] = kept
         self.add(kept)
 

@@ -111,7 +111,7 @@ class NewRecord:
 
     def members(self) -> dict[str, tuple[Content, int]]:
         """What the file is made of, each with its checksum."""
-        rows = _encode_rows(self.table)
+        rows = [*write_rows(self.table.codes), *write_rows(self.table.nodes)]
         packed = Content.deflate(_encode_objects(self.table, rows, pack_blobs(self.blobs, 0)))
         own = self._count_entries(packed.size)
         contents = {
@@ -141,10 +141,6 @@ class NewRecord:
         while own and len(build_header(self.blobs, own)) > min(room, MAX_HEADER):
             own -= 1
         return own
-
-
-def _encode_rows(table: Table) -> list[bytes]:
-    return [*write_rows(table.codes), *write_rows(table.nodes)]
 
 
 def _encode_objects(table: Table, rows: list[bytes], packed: Sequence[BlobRun]) -> bytes:

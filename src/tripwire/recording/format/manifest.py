@@ -103,7 +103,7 @@ class Python(msgspec.Struct, frozen=True):
 
     @staticmethod
     def here() -> Python:
-        """The one that runs this."""
+        """The interpreter that runs this."""
         magic = importlib.util.MAGIC_NUMBER.hex()
         return Python(platform.python_version(), magic, platform.python_implementation())
 

@@ -527,7 +527,7 @@ def define(made: list[type | types.FunctionType], modules: dict[str, types.Modul
 
 
 def _qualname_of(one: type | types.FunctionType) -> str:
-    """Asked of no metaclass."""
+    """A qualified name; no metaclass is asked for it."""
     return one.__qualname__ if type(one) is types.FunctionType else name_of(one)
 
 

@@ -1,4 +1,4 @@
-"""Compile events: data for what is going on, at the level that it deserves.
+"""Compile events: data for the spans that are open, kept at the level that its caller names.
 
 `CHROMIUM` data is in the timeline of this process. `PT2_COMPILE` data is in the log as well, with
 the span that it belongs to, which must be part of a compile. `COMPILATION_METRIC` data is also in
@@ -252,7 +252,7 @@ class ReinplaceCounters:
 
     @classmethod
     def clear(cls) -> None:
-        """Nothing was missed."""
+        """Count from zero again."""
         with cls._lock:
             cls._tensors.clear()
             cls._bytes.clear()

@@ -1,4 +1,4 @@
-"""Values: exact type tests; any value as JSON; and what a compiler puts around a graph.
+"""Values: tests of exact types, any value as JSON, and wrappers that compilers put around a graph.
 
 The tests import neither torch nor NumPy. A boxed function takes one list and empties it, so that
 inputs die as early as they can. A name put into a module's globals is removed when its owner dies.

@@ -1,1 +1,1 @@
-"""Open: what of a run may be another number on the next call, and how compiled code comes to it."""
+"""Open: sizes and numbers that may differ on the next call, and how compiled code finds them."""

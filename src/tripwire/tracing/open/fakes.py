@@ -99,7 +99,7 @@ def measure(fake: FakeTensor, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 class Fakes:
-    """Of one run."""
+    """The fake tensors of one run."""
 
     def __init__(self, state: TracingState, symbols: Symbols, opening: Opening) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Following: a torch call of the run is made in the shadow, on fakes with symbolic sizes."""
+"""Following: each torch call of the run is made again on fake tensors with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tripwire.reading.tensors import iter_given
 from tripwire.rulebook.rules import SETATTR, Call, words
 from tripwire.tracing.open.fakes import BY_VALUES
 from tripwire.tracing.open.opening import FAKE, FORMED, Opening
-from tripwire.tracing.open.spellings import SPELLED, find_form, find_spelling
+from tripwire.tracing.open.spellings import SPELLED, MadeCall, find_form, find_spelling
 from tripwire.tracing.open.symbols import is_open_symbol
 from tripwire.tracing.sizes import KEEP_SHAPES
 from tripwire.tracing.state import TracingState
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """Makes one call."""
+    """Makes calls of one run again on fakes."""
 
     __slots__ = ("_fakes", "_opening", "_shadow", "_state")
 
@@ -64,7 +64,7 @@ class Follower:
                 form = (
                     None
                     if spelling is not None or self._opening.whole
-                    else find_form(func, args, results, self._fakes.find)
+                    else find_form(MadeCall(func, args, results), self._fakes.find)
                 )
                 told = spelling or form or func
                 fakes = self._fakes.imitate(told, args, kwargs, in_place=in_place)

@@ -1,4 +1,4 @@
-"""Formulas: how compiled code comes to the value of an open number.
+"""Formulas: how compiled code computes an open number.
 
 A number that the graph uses is a node there: an input, or computed from inputs. One that the result
 or an effect holds is computed by the guard function, or from a tensor that the graph returns.
@@ -26,7 +26,7 @@ from tripwire.values.numbers import OpenFloat, OpenInt, is_numpys, is_open, is_t
 
 
 class Formulas:
-    """Of one run."""
+    """Finds how the open numbers of one run are computed on another call."""
 
     def __init__(self, state: TracingState, symbols: Symbols) -> None:
         self._state = state

@@ -39,7 +39,7 @@ _LONGEST = 60  # operations in an expression; longer ones are closed
 
 
 class RunLedger:
-    """Of one run."""
+    """The open numbers of one run, and the answers that Python got about them."""
 
     soundings: Soundings
 

@@ -1,4 +1,4 @@
-"""Opening: what of a call is to be left open, and what of a run was.
+"""Opening: which sizes and numbers of a call are left open, and what the graph gets for them.
 
 No open number outlives its run: whatever holds one when the run is over holds its plain value from
 then on (`Sweep`).
@@ -40,7 +40,7 @@ from tripwire.reading.kinds import MEMO, is_link
 from tripwire.reading.names import asks_for_modes, needs_plain_numbers, returns_plain_number
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
-from tripwire.values.contents import filled_slots, own_dict
+from tripwire.values.contents import elements_of, filled_slots, own_dict
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -78,7 +78,7 @@ def spell_taken(line: str) -> str:
 
 
 def spell_place(path: str, dim: int | None) -> str:
-    """As users write it."""
+    """A place as users write it: `x.shape[0]`."""
     return path if dim is None else f"{path}.shape[{dim}]"
 
 
@@ -369,6 +369,12 @@ class Sweep:
     def _alive(self, identity: int) -> object:
         return next(old for old in self._old if id(old) == identity)
 
+    def _stand_in(self, made: object, holder: object, fresh: list[object]) -> None:
+        """Put another object in the place of a holder that can't be changed, wherever it is."""
+        self._replaced[id(holder)] = made
+        self._old.append(holder)
+        fresh.append(holder)
+
     def _replace_in(self, holder: Any, fresh: list[object]) -> None:
         if isinstance(holder, tuple):
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
@@ -376,16 +382,12 @@ class Sweep:
                 cls = type(holder)
                 made = tuple.__new__(cls, items) if is_namedtuple(cls) else cls(items)
                 known = self._tuples.get(id(holder), holder)
-                self._replaced[id(holder)] = made if known is holder else known
-                self._old.append(holder)
-                fresh.append(holder)
+                self._stand_in(made if known is holder else known, holder, fresh)
         elif type(holder) in _BOUND and type(self._find(holder.__self__)) is type(holder.__self__):
             self._replace_in_part(holder)
         elif type(holder) in _REBUILT:
             if id(holder) not in self._replaced:
-                self._replaced[id(holder)] = _REBUILT[type(holder)](holder, self._find)
-                self._old.append(holder)
-                fresh.append(holder)
+                self._stand_in(_REBUILT[type(holder)](holder, self._find), holder, fresh)
         elif isinstance(holder, functools.partial):
             state = holder.func, self._find(holder.args), holder.keywords, own_dict(holder)
             holder.__setstate__(state)  # type: ignore[attr-defined]
@@ -395,16 +397,13 @@ class Sweep:
         elif type(holder) is _TupleIterator:
             parts: Any = holder.__reduce__()
             _, (held,), at = parts
-            iterator = self._replaced[id(holder)] = iter(self._find(held))
+            iterator = iter(self._find(held))
             iterator.__setstate__(at)
-            self._old.append(holder)
-            fresh.append(holder)
+            self._stand_in(iterator, holder, fresh)
         elif type(holder) is _SetIterator:
             told: Any = holder.__reduce__()
             _, (left,) = told  # another set has another order
-            self._replaced[id(holder)] = iter([self._find(item) for item in left])
-            self._old.append(holder)
-            fresh.append(holder)
+            self._stand_in(iter([self._find(item) for item in left]), holder, fresh)
         elif isinstance(holder, dict):
             if any(id(key) in self._replaced for key in dict.keys(holder)):
                 items = [(self._find(k), self._find(v)) for k, v in dict.items(holder)]
@@ -413,16 +412,13 @@ class Sweep:
             for key, value in list(dict.items(holder)):
                 if id(value) in self._replaced:
                     self._put(holder, key, self._find(value))
-        elif isinstance(holder, list):
-            for index, value in enumerate(list.__iter__(holder)):
+        elif isinstance(holder, (list, deque)):
+            kind: Any = list if isinstance(holder, list) else deque
+            for index, value in enumerate(elements_of(holder)):
                 if id(value) in self._replaced:
-                    list.__setitem__(holder, index, self._find(value))
-        elif isinstance(holder, deque):
-            for index, value in enumerate(list(deque.__iter__(holder))):
-                if id(value) in self._replaced:
-                    deque.__setitem__(holder, index, self._find(value))
+                    kind.__setitem__(holder, index, self._find(value))
         elif isinstance(holder, set):
-            for value in list(set.__iter__(holder)):
+            for value in elements_of(holder):
                 if id(value) in self._replaced:
                     set.discard(holder, value)
                     set.add(holder, self._find(value))

@@ -1,4 +1,4 @@
-"""Shadow: what of a run stays open.
+"""Shadow: the run with symbolic sizes, beside the real one. It tells which sizes stay open.
 
 A shadow goes beside the real run: a fake tensor with symbolic sizes for each tensor whose size may
 differ on the next call. A torch call that gets such a tensor, or an open number, runs a second time
@@ -62,7 +62,7 @@ from tripwire.values.numbers import (
 
 
 class Shadow(RunLedger):
-    """Of one run."""
+    """Which sizes and numbers of one run are open so far."""
 
     def __init__(self, state: TracingState, opening: Opening) -> None:
         super().__init__(state, opening)
@@ -446,7 +446,7 @@ class Shadow(RunLedger):
             yield condition, told.replace(".size()[", ".shape[")
 
     def float_names(self) -> set[str]:
-        """Symbols of floats."""
+        """The names of symbols that stand for floats."""
         opened = [one.symbol for one in self.numbers.values()]
         symbols = [*opened, *self.symbols.computed.values(), *self.symbols.carriers]
         return {str(one.node._expr) for one in symbols if isinstance(one, torch.SymFloat)}

@@ -1,4 +1,4 @@
-"""Soundings: a number out of a tensor that is used as a size gets a symbol.
+"""Soundings: a number out of a tensor that is used as a size is computed before the graph runs.
 
 `n = int(lengths.max())`, then `x[:, :n]`, or `torch.ones(len(x[mask]))`: shapes depend on the
 number, so the guard function must know it before the graph runs. Where a few calls lead from the
@@ -47,7 +47,7 @@ class Sounding(Struct, frozen=True):
 
 
 class Soundings:
-    """Of one run."""
+    """The numbers of one run that are computed before a call."""
 
     def __init__(self, shadow: Shadow, state: TracingState, opening: Opening) -> None:
         self._shadow: Shadow = weakref.proxy(shadow)  # which has this

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -40,12 +40,18 @@ def find_spelling(
     return look(find, *args, **kwargs)
 
 
-def find_form(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling | None:
+class MadeCall(NamedTuple):
+    """A call that the run made."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any]
+    results: Sequence[torch.Tensor]
+
+
+def find_form(call: MadeCall, find: FindFake) -> Spelling | None:
     """What tells the form of a call's results, where no other calls can stand for it."""
-    look = _FORMS.get(func)
-    return None if look is None else look(func, args, results, find)
+    look = _FORMS.get(call.func)
+    return None if look is None else look(call, find)
 
 
 def spell_calls(graph: fx.Graph) -> None:
@@ -284,21 +290,20 @@ def _spell_mean2(tensor: Any, kernel_size: Any) -> Any:
 # --- forms ---
 
 
-def _look_at_layers(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling | None:
+def _look_at_layers(call: MadeCall, find: FindFake) -> Spelling | None:
     """Recurrent layers: torch goes through the sequence in Python, and so needs its length.
 
     An LSTM without gradient is one call to a library, on a CPU.
     """
-    if len(args) != 9 or results[0].dim() != 3:  # a packed sequence
+    args, result = call.args, call.results[0]
+    if len(args) != 9 or result.dim() != 3:  # a packed sequence
         return None
     fake, batch_first = find(args[0]), args[-1]
     if fake is None or not is_open_symbol(fake.size(1 if batch_first else 0)):
         return None
-    if func == torch.lstm and results[0].is_cpu and not results[0].requires_grad:
+    if call.func == torch.lstm and result.is_cpu and not result.requires_grad:
         return None
-    return functools.partial(_form_layers, is_turned=not results[0].is_contiguous())
+    return functools.partial(_form_layers, is_turned=not result.is_contiguous())
 
 
 def _form_layers(
@@ -324,10 +329,8 @@ def _form_layers(
     return output, *map(torch.empty_like, states)
 
 
-def _look_at_ctc(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling:
-    return functools.partial(_form_ctc, is_mean=not results[0].dim())
+def _look_at_ctc(call: MadeCall, find: FindFake) -> Spelling:
+    return functools.partial(_form_ctc, is_mean=not call.results[0].dim())
 
 
 def _form_ctc(log_probs: Any, *_: Any, is_mean: bool, **how: Any) -> torch.Tensor:
@@ -335,10 +338,9 @@ def _form_ctc(log_probs: Any, *_: Any, is_mean: bool, **how: Any) -> torch.Tenso
     return made
 
 
-def _look_at_steps(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling:
-    return functools.partial(_form_steps, kind=results[0].dtype, device=results[0].device)
+def _look_at_steps(call: MadeCall, find: FindFake) -> Spelling:
+    made = call.results[0]
+    return functools.partial(_form_steps, kind=made.dtype, device=made.device)
 
 
 def _form_steps(
@@ -347,17 +349,15 @@ def _form_steps(
     return torch.empty((steps,), dtype=kind, device=device)
 
 
-def _look_at_triangle(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling | None:
+def _look_at_triangle(call: MadeCall, find: FindFake) -> Spelling | None:
     """Where in a square the elements below or above a diagonal are."""
-    row, col, offset = (*args, 0)[:3] if len(args) > 1 else (None, None, 0)
+    row, col, offset = (*call.args, 0)[:3] if len(call.args) > 1 else (None, None, 0)
     if not (_is_open_int(row) and _is_open_int(col) and _are_equal(row, col.symbol)):
         return None
-    is_within = offset <= 0 if func is torch.tril_indices else offset >= 0
+    is_within = offset <= 0 if call.func is torch.tril_indices else offset >= 0
     if not is_exactly(offset, int) or not is_within or not row >= abs(offset):
         return None
-    return functools.partial(_form_triangle, results[0].dtype, results[0].device)
+    return functools.partial(_form_triangle, call.results[0].dtype, call.results[0].device)
 
 
 def _form_triangle(
@@ -367,10 +367,9 @@ def _form_triangle(
     return torch.empty((2, side * (side + 1) // 2), dtype=kind, device=device)
 
 
-def _look_at_pairs(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling | None:
-    return _form_pairs if len(args) == 1 and results[0].shape[-1:] == (2,) else None
+def _look_at_pairs(call: MadeCall, find: FindFake) -> Spelling | None:
+    is_of_pairs = len(call.args) == 1 and call.results[0].shape[-1:] == (2,)
+    return _form_pairs if is_of_pairs else None
 
 
 def _form_pairs(given: Any, *_: Any, **how: Any) -> torch.Tensor:
@@ -379,10 +378,8 @@ def _form_pairs(given: Any, *_: Any, **how: Any) -> torch.Tensor:
     return made
 
 
-def _look_at_powers(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling | None:
-    return functools.partial(_form_powers, kind=results[0].dtype)
+def _look_at_powers(call: MadeCall, find: FindFake) -> Spelling:
+    return functools.partial(_form_powers, kind=call.results[0].dtype)
 
 
 def _form_powers(
@@ -397,9 +394,7 @@ def _form_powers(
     return made
 
 
-def _look_at_covariance(
-    func: Callable[..., Any], args: Sequence[Any], results: Sequence[torch.Tensor], find: FindFake
-) -> Spelling:
+def _look_at_covariance(call: MadeCall, find: FindFake) -> Spelling:
     return _form_covariance
 
 
@@ -409,7 +404,7 @@ def _form_covariance(given: Any, **how: Any) -> torch.Tensor:
     return made
 
 
-_FORMS: dict[Callable[..., Any], Callable[..., Spelling | None]] = {
+_FORMS: dict[Callable[..., Any], Callable[[MadeCall, FindFake], Spelling | None]] = {
     **dict.fromkeys((torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu), _look_at_layers),
     **dict.fromkeys((torch.ctc_loss, functional.ctc_loss), _look_at_ctc),
     **dict.fromkeys((torch.linspace, torch.logspace), _look_at_steps),

@@ -39,7 +39,7 @@ class _NotingEnvironment(ShapeEnv):
 
 
 class Symbols:
-    """Of one run."""
+    """The symbols of one run, and how to find their values on another call."""
 
     def __init__(self, *, takes: bool) -> None:
         import_dynamo()
@@ -200,7 +200,7 @@ class Symbols:
         return _spell(made, self.print)
 
     def spell_made(self, made: tuple[Any, ...]) -> str:
-        """The same by symbols."""
+        """What is to be computed, with symbols for open numbers."""
         return _spell(made, self.spell)
 
     def _name_table(self, numbers: tuple[Any, ...]) -> str:

@@ -71,7 +71,7 @@ def test_what_the_block_changes_is_recorded_as_it_was(tmp_path) -> None:
     assert items == [1, 2]
 
 
-def test_a_block_on_one_line(tmp_path) -> None:
+def test_a_block_on_one_line_is_recorded(tmp_path) -> None:
     def run(x):
         with tripwire.record_block(tmp_path): x.reshape(5)  # fmt: skip  # noqa: E701
 
@@ -94,7 +94,7 @@ def test_a_block_with_a_header_of_several_lines(tmp_path) -> None:
     check_failed(only(tmp_path), error)
 
 
-def test_a_block_beside_another_manager(tmp_path) -> None:
+def test_a_block_beside_another_manager_is_recorded_inside_it(tmp_path) -> None:
     def run(x):
         with torch.no_grad(), tripwire.record_block(tmp_path):
             raise ValueError(f"{torch.is_grad_enabled()} {(x * 2).requires_grad}")
@@ -391,7 +391,7 @@ with tripwire.record_block(sys.argv[1], check=False):
 """
 
 
-def test_a_block_at_module_level(tmp_path) -> None:
+def test_a_block_at_module_level_is_recorded(tmp_path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "program.py").write_text(PROGRAM)

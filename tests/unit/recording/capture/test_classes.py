@@ -63,7 +63,7 @@ def says_hello():
     return Both(3).hello()
 
 
-def test_super_and_the_class_cell() -> None:
+def test_super_and_the_class_cell_are_carried() -> None:
     check_same_calls(says_hello, ())
     for obj in both_ways(Both(1)):
         assert [c.__name__ for c in type(obj).__mro__] == [c.__name__ for c in Both.__mro__]
@@ -143,7 +143,7 @@ def uses_checked(n):
     return Checked(n).size
 
 
-def test_descriptors() -> None:
+def test_descriptors_are_carried() -> None:
     check_same_calls(uses_descriptors, ())
     check_same_calls(uses_checked, (1,), (-1,))
 
@@ -266,7 +266,7 @@ def uses_shape():
         )
 
 
-def test_abstract_classes() -> None:
+def test_abstract_classes_are_carried() -> None:
     check_same_calls(uses_shape, ())
 
 
@@ -310,7 +310,7 @@ def uses_generics():
     )
 
 
-def test_generics_and_protocols() -> None:
+def test_generics_and_protocols_are_carried() -> None:
     check_same_calls(uses_generics, ())
 
 
@@ -579,7 +579,7 @@ def matches_dataclass(p):
     return None
 
 
-def test_dataclasses() -> None:
+def test_dataclasses_are_carried() -> None:
     check_same_calls(uses_dataclasses, ())
     check_same_calls(matches_dataclass, (1,))
     for obj, match in both_ways((Point3(1, 2, ["a"]), matches_dataclass)):
@@ -703,7 +703,7 @@ def uses_enums():
     )
 
 
-def test_enums() -> None:
+def test_enums_are_carried() -> None:
     def text():
         return [str(x) for x in uses_enums()]
 
@@ -854,7 +854,7 @@ class Square2(torch.autograd.Function):
         return 2 * x * grad
 
 
-def test_autograd_functions() -> None:
+def test_autograd_functions_are_carried() -> None:
     def grad():
         x = torch.tensor(3.0, requires_grad=True)
         Square2.apply(x).backward()

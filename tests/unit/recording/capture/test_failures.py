@@ -17,6 +17,7 @@ import pytest
 import torch
 from cornershop.cases import CASES
 from replaying import check_reproduces, fail, only, raised_in, run_elsewhere
+from support import Nameless, Unnamed
 from torch.overrides import TorchFunctionMode
 
 import tripwire
@@ -497,23 +498,12 @@ def test_a_wrong_result_found_by_a_check_is_recorded(tmp_path, fullgraph) -> Non
     assert torch.equal(record.args[0], torch.ones(3))
 
 
-class _Raises(type):
-    def __getattribute__(cls, name):
-        if name in ("__name__", "__qualname__", "__module__"):
-            raise RuntimeError("it isn't told")
-        return super().__getattribute__(name)
-
-
-class _Unnamed(Exception, metaclass=_Raises):
-    pass
-
-
-class _Fails(metaclass=_Raises):
+class _Fails(metaclass=Nameless):
     def __call__(self, x):
-        raise _Unnamed("x")
+        raise Unnamed("x")
 
 
 def test_a_call_whose_class_and_error_dont_tell_their_names_is_recorded(tmp_path):
-    with pytest.raises(_Unnamed):
+    with pytest.raises(Unnamed):
         tripwire.record_on_error(tmp_path)(_Fails())(torch.ones(1))
     assert list(tmp_path.glob("*.rec"))

@@ -314,7 +314,7 @@ def make_deep(a):
     return one(2)(3)
 
 
-def test_closures_of_every_kind() -> None:
+def test_closures_of_every_kind_are_carried() -> None:
     check_same_calls(make_recursive(), (3,))
     check_same_calls(make_mutual(), (3,), (4,))
     check_same_calls(make_deep(1), (4,))
@@ -446,7 +446,7 @@ def _(x):
     return "list", [dispatched(y) for y in x]
 
 
-def test_decorated_functions() -> None:
+def test_decorated_functions_are_carried() -> None:
     for copy in check_same_calls(decorated, (1,), (1, 5)):
         assert copy.__name__ == "decorated"
         assert copy.__doc__ == "Decorated."
@@ -543,7 +543,7 @@ async def ticks(n):
         yield i
 
 
-def test_async_functions() -> None:
+def test_async_functions_are_carried() -> None:
     for copy in both_ways(waits):
         assert asyncio.run(copy(3)) == [3, [0, 1]]
 
@@ -656,7 +656,7 @@ print(Carried(value=f).write(sys.argv[2]), end="")
 
 
 @pytest.mark.parametrize("how", ["file", "-c", "-"])
-def test_functions_of_a_script(tmp_path, how) -> None:
+def test_functions_of_a_script_are_carried(tmp_path, how) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = {"file": [str(script)], "-c": ["-c", SCRIPT], "-": ["-"]}[how]

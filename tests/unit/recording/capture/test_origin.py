@@ -153,7 +153,7 @@ def test_what_a_library_lost_is_no_longer_its_own(monkeypatch) -> None:
     assert find_library(before) is None
 
 
-def test_files() -> None:
+def test_files_of_libraries_are_packaged() -> None:
     assert is_packaged_file(torch.__file__)
     assert is_packaged_file(json.__file__)
     assert is_packaged_file(pytest.__file__)

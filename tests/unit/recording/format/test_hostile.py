@@ -171,7 +171,7 @@ def rich(tmp_path: Path) -> bytes:
     return data_of(tmp_path, values)
 
 
-def test_500_mutations(tmp_path) -> None:
+def test_damaged_files_are_refused_or_read(tmp_path) -> None:
     data = valid(tmp_path)
     check_mutations(data, range(200))
     check_sealed_mutations(data, range(200, 350))
@@ -179,14 +179,14 @@ def test_500_mutations(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_10_000_mutations(tmp_path) -> None:
+def test_ten_thousand_damaged_files_are_refused_or_read(tmp_path) -> None:
     data = valid(tmp_path)
     check_mutations(data, range(1000, 5000))
     check_sealed_mutations(data, range(5000, 7000))
     check_odd_values(rich(tmp_path), range(7000, 11000))
 
 
-def test_every_truncation(tmp_path) -> None:
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path) -> None:
     data = valid(tmp_path)
     for size in range(0, len(data), 7):
         with pytest.raises(BadRecord):

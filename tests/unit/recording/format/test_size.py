@@ -52,7 +52,9 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2, 4, 36])
 @pytest.mark.parametrize("name", ["Llama", "Qwen3"])
-def test_a_model_of_transformers(tmp_path, monkeypatch, name, layers) -> None:
+def test_a_record_of_a_model_of_transformers_has_room_to_spare(
+    tmp_path, monkeypatch, name, layers
+) -> None:
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{name}Config")(**SMALL, num_hidden_layers=layers)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
@@ -64,7 +66,7 @@ def test_a_model_of_transformers(tmp_path, monkeypatch, name, layers) -> None:
     assert spare(path, *count_tensors(model, [tokens])) >= 0
 
 
-def test_an_encoder(tmp_path, monkeypatch) -> None:
+def test_a_record_of_an_encoder_has_room_to_spare(tmp_path, monkeypatch) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
     x = torch.randn(1, 3, 16)
@@ -72,7 +74,7 @@ def test_an_encoder(tmp_path, monkeypatch) -> None:
     assert spare(path, *count_tensors(model, [x])) >= 512
 
 
-def test_a_model_with_gradients(tmp_path, monkeypatch) -> None:
+def test_a_record_of_a_model_with_gradients_has_room_to_spare(tmp_path, monkeypatch) -> None:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(100)))
     x = torch.randn(2, 8)
     model(x).sum().backward()

@@ -139,7 +139,7 @@ def test_replay_of_an_interrupt_reproduces_and_any_other_ends_it(tmp_path, faile
     assert (done.exit_code, done.output.strip()) == (1, "Aborted!")
 
 
-def test_replay_json(failed, returned) -> None:
+def test_replay_prints_json(failed, returned) -> None:
     done = call("replay", failed, "--trust", "--json")
     assert done.exit_code == 1
     assert json.loads(done.output)["reproduces"] is True
