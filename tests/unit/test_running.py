@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 import tripwire
 from tripwire.cli import main
+from tripwire.doctor import NATIVES
+from tripwire.imports import find_native
 
 SCRIPT = """
 import sys
@@ -294,10 +296,26 @@ def test_a_module_runs_by_its_name(tmp_path, monkeypatch) -> None:
 
 def test_the_doctor_says_how_it_watches() -> None:
     done = run("doctor")
-    assert "sentry" in done.output
+    assert "functions that run" in done.output
     assert "torch" in done.output
     told = json.loads(run("doctor", "--json").output)
     assert {"name", "found", "good", "advice"} == set(told[0])
+
+
+def test_the_doctor_names_each_c_module_that_could_not_be_built(monkeypatch) -> None:
+    for name in NATIVES:
+        monkeypatch.setitem(sys.modules, f"tripwire.{name}", object())
+    assert "all 5" in run("doctor").output
+    monkeypatch.setitem(sys.modules, "tripwire.tracing._casts", None)
+    assert "without tracing._casts" in run("doctor").output
+    monkeypatch.setenv("TRIPWIRE_PURE", "1")
+    assert "none  (" in run("doctor").output
+
+
+def test_every_c_module_can_be_built_or_none_can() -> None:
+    sources = (Path(__file__).parents[2] / "src" / "tripwire").rglob("*.c")
+    assert sorted(NATIVES) == sorted(f"{one.parent.name}.{one.stem}" for one in sources)
+    assert len({find_native(name) is None for name in NATIVES}) == 1
 
 
 def test_the_doctor_and_the_classifiers_say_what_was_tested() -> None:

@@ -51,7 +51,7 @@ static THREAD_LOCAL PyObject *containing; /* a function of a container and what 
 static PyTypeObject *const containers[] = {
     &PyDict_Type, &PySet_Type, &PyFrozenSet_Type, &PyList_Type, &PyTuple_Type, &PyRange_Type,
 };
-#define N_CONTAINERS ((int)Py_ARRAY_LENGTH(containers))
+enum { N_CONTAINERS = sizeof containers / sizeof containers[0] }; /* constant: 3.13's Py_ARRAY_LENGTH isn't */
 static objobjproc plain_contains[N_CONTAINERS];
 static PyMethodDef *has_def, *get_def; /* of dict: subclasses (a Counter) go through the first */
 static PyCFunction plain_has, plain_get;
