@@ -207,6 +207,7 @@ class Session:
             CURRENT.tracing = True
             observer = self.state.observer = observing(self, watch_calls=self.complete)
             shadow = self.state.shadow
+            observer.has_open = shadow is not None
             draws = observer.leaves_draws = shadow is not None and shadow.draws
             numbers = nullcontext() if shadow is None else casts.casting(draws=draws)
             with (
