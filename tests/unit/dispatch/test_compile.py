@@ -277,6 +277,7 @@ def test_what_goes_above_compile_is_told_so(wrap) -> None:
         tripwire.compile(wrap(double))
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # 3.13
 def test_a_compiled_callable_in_a_class_becomes_a_method_where_the_plain_one_does() -> None:
     for plain in (double, staticmethod(double), Scaler().apply, functools.partial(double)):
         fast = tripwire.compile(plain, backend="eager")
