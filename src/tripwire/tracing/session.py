@@ -344,11 +344,7 @@ class Session:
                 steps = (*effects.steps, *marks, *self._plan_draws(), *said)
                 effects = replace(effects, steps=steps)
         except Unbuildable as error:
-            raise Refused(
-                "unbuildable-result",
-                f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
-                "dataclasses or plain objects.",
-            ) from None
+            raise Refused("unbuildable-result", f"{self.binding.name}: {error}") from None
         tensors = self._outputs = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         state.check_kept_arrays(self._outputs)
