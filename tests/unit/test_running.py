@@ -269,6 +269,17 @@ def test_a_forked_child_leaves_the_report_to_its_parent(tmp_path) -> None:
     assert len(list((tmp_path / "log").glob("*.jsonl"))) == 2
 
 
+@pytest.mark.parametrize("options", [{"mode": 3}, {"fullgraph": "no"}, {"nothing": 1}], ids=str)
+def test_options_of_a_replacement_are_checked_at_once(options) -> None:
+    plain = torch.compile
+    with (
+        pytest.raises((tripwire.BadOption, TypeError)),
+        tripwire.replacing_torch_compile(**options),
+    ):
+        pass
+    assert torch.compile is plain
+
+
 def test_options_that_only_torch_has_are_left_out(plain, caplog) -> None:
     text = (
         "import torch\nf = torch.compile(lambda x: x + 1, dynamic=True, backend='eager', "
@@ -292,6 +303,10 @@ def test_a_module_runs_by_its_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("run", "-m", "--no-report", "--dir", "log", "told", "x")
     assert "__main__ ['x']" in done.output
+
+
+def test_the_package_says_its_version() -> None:
+    assert tripwire.__version__ in run("--version").output
 
 
 def test_the_doctor_says_how_it_watches() -> None:

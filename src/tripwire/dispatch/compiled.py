@@ -76,8 +76,19 @@ class CompiledFunction(Generic[_P, _R_co]):
 
     @property
     def __code__(self) -> CodeType:
-        """The plain function's: `torch.export` asks a module's `forward` for it."""
+        """The plain function's: `torch.export` asks a module's `forward` for it.
+
+        `inspect` asks what has these three whether it is a coroutine function, or a generator's.
+        """
         return self._dispatcher.target.__code__
+
+    @property
+    def __defaults__(self) -> tuple[Any, ...] | None:
+        return self._dispatcher.target.__defaults__
+
+    @property
+    def __kwdefaults__(self) -> dict[str, Any] | None:
+        return self._dispatcher.target.__kwdefaults__
 
     def statistics(self) -> Statistics:
         """What it did so far."""
@@ -304,7 +315,7 @@ def _compile_class(cls: Any, name: str, options: Options) -> Any:
     A module's dispatcher is in torch's own place for it, which copies and pickles leave out.
     """
     plain: Any = find_in_class(cls, "__call__")
-    if plain is None:
+    if plain is None or issubclass(cls, type):
         raise BadOption(
             f"Instances of {name_of(cls)} can't be called. Compile a method of it instead.",
             slug="not-callable",

@@ -214,6 +214,29 @@ def test_a_callable_object_is_compiled_with_its_attributes(sentry) -> None:
     check_compiles(owner, calls=[X, X, write(owner, "scale", 3.0), X], traces=2)
 
 
+def test_python_knows_what_kind_of_function_was_compiled() -> None:
+    async def wait(x):
+        return x
+
+    def count(x):
+        yield x
+
+    async def count_slowly(x):
+        yield x
+
+    asked = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    for plain in (wait, count, count_slowly, double):
+        fast = tripwire.compile(plain, backend="eager")
+        assert [ask(fast) for ask in asked] == [ask(plain) for ask in asked]
+
+
+def test_a_class_of_classes_is_refused() -> None:
+    for cls in (type, type("Meta", (type,), {})):
+        with pytest.raises(tripwire.BadOption) as raised:
+            tripwire.compile(cls)
+        assert raised.value.slug == "not-callable"
+
+
 # --- options ---
 
 
