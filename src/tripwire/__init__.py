@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 from tripwire.imports import importing
@@ -128,6 +129,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.metadata.version("tripwire")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with importing():

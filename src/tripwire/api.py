@@ -307,7 +307,8 @@ def replacing_torch_compile(**options: Unpack[CompileOptions]) -> Iterator[None]
     What torch compiles for itself stays torch's. What was compiled inside stays tripwire's
     afterwards. `options` are passed to `tripwire.compile`; they override those of the calls.
     """
-    inspect.signature(compile).bind(**options)
+    checked: dict[str, Any] = {**options, "disable": True}
+    compile(len, **checked)  # raises for what it can't take
     user = next(_users)
     _replacements.append(options)
     _REPLACING.enter(user)

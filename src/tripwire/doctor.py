@@ -9,7 +9,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from tripwire.imports import HAS_GIL
+from tripwire.imports import HAS_GIL, find_native
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,6 @@ def _watching() -> list[Checkup]:
     from tripwire.writes import sentry
 
     in_c = sentry.IS_COMPILED
-    how = "C module" if in_c else "Python twin"
-    slow = "slow: each call compares everything. Install a C compiler, then reinstall tripwire"
-    advice = "" if in_c else slow
     if in_c:
         dicts = "CPython tells of writes" if HAS_MONITORING else "version tags, summed on each call"
     else:
@@ -71,7 +68,7 @@ def _watching() -> list[Checkup]:
     calls = "sys.monitoring" if HAS_MONITORING else "sys.setprofile"
     return [
         *([] if IS_KNOWN_PYTHON else [_UNKNOWN_PYTHON]),
-        Checkup("sentry", how, in_c, advice),
+        _natives(),
         Checkup("globals, attributes, dicts", dicts),
         Checkup("lists, sets, cells, slots", "compared on each call"),
         Checkup("functions that run", f"seen by {calls}"),
@@ -79,6 +76,24 @@ def _watching() -> list[Checkup]:
     ]
 
 
+def _natives() -> Checkup:
+    """Whether each C module is there. Building one may fail, and nothing else says so."""
+    absent = [name for name in NATIVES if find_native(name) is None]
+    if not absent:
+        return Checkup("C modules", f"all {len(NATIVES)}", True)
+    found = f"without {', '.join(absent)}" if len(absent) < len(NATIVES) else "none"
+    is_off = os.environ.get("TRIPWIRE_PURE") == "1"
+    how = "Unset TRIPWIRE_PURE" if is_off else "Install a C compiler, then reinstall tripwire"
+    return Checkup("C modules", found, False, f"calls are slower, and fewer are compiled. {how}")
+
+
+NATIVES = (
+    "reading._reader",
+    "tracing._casts",
+    "tracing._sieve",
+    "validity._table",
+    "writes._watch",
+)
 _UNKNOWN_PYTHON = Checkup(
     "compiled code",
     "none: this Python is newer than tripwire knows",

@@ -25,6 +25,9 @@ IS_KNOWN_PYTHON = sys.version_info < (3, 14)
 # sys.monitoring reports the first run of each code object and can then be switched off for
 # that code (PEP 669). Before 3.12 sys.setprofile is the only hook, and it stays on.
 HAS_MONITORING = sys.version_info >= (3, 12)
+# Whether `in` may look into a set or a dict without calling what its class says: by instructions
+# into which CPython turns CONTAINS_OP (tests/unit/dispatch/test_open_members.py).
+HAS_QUICK_IN = sys.version_info >= (3, 13)
 
 # Before 3.13 `frame.f_locals` is a copy of a function's variables, to be written back (PEP 667).
 LOCALS_ARE_COPIES = sys.version_info < (3, 13)

@@ -25,6 +25,7 @@ from tripwire.values.classes import short_name_of
 from tripwire.values.contents import name_callable
 
 _P = ParamSpec("_P")
+Row = tuple[str, str, str]  # a source, what was seen of it, and the line that reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,14 @@ def _entry_lines(entry: EntryView) -> list[str]:
     lines += [f"    {decision}" for decision in made.decisions]
     lines += [f"    repeats the write of {effect}" for effect in made.effects]
     # A name that the user's code reads tells more than what torch's own code reads below it.
-    own = sorted(filter(_is_users, entry.wires), key=_line_of)[:_SHOWN]
-    lines += _table([_wire_row(wire) for wire in own])
-    if len(entry.wires) > len(own):
-        more = "more " if own else ""
-        lines.append(f"    ... and {len(entry.wires) - len(own)} {more}wires (.entries[i].wires)")
-    return lines
+    own = sorted(filter(_is_users, entry.wires), key=_line_of)
+    rows = list(dict.fromkeys(map(_wire_row, own)))[:_SHOWN]
+    rest = _rest(len(entry.wires) - len(rows), rows, "wires (.entries[i].wires)")
+    return lines + [f"  {line}" for line in (*_table(rows), *rest)]
+
+
+def _rest(number: int, rows: list[Row], what: str) -> list[str]:
+    return [f"  ... and {number} {'more ' if rows else ''}{what}"] if number else []
 
 
 def _is_users(wire: WireView) -> bool:
@@ -151,14 +154,14 @@ def _line_of(wire: WireView) -> tuple[str, int]:
 _SHOWN = 12
 
 
-def _wire_row(wire: WireView) -> tuple[str, str, str]:
+def _wire_row(wire: WireView) -> Row:
     where = wire.place.rpartition("/")[2]
     return wire.source, wire.seen, f"{where}: {wire.text}" if wire.text else where
 
 
-def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+def _table(rows: list[Row]) -> list[str]:
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    return [f"    {a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+    return [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
 
 
 def _saved(us: float) -> str:
@@ -284,7 +287,8 @@ class Preview:
     name: str
     trace: Trace | None
     refusal: RefusalView | None
-    reads: tuple[tuple[str, str, str], ...]  # source, what was seen, where
+    reads: tuple[Row, ...]
+    own: tuple[Row, ...]  # those that a line of the user's names
     result: object
 
     def data(self) -> dict[str, Any]:
@@ -307,9 +311,9 @@ class Preview:
         lines = [f"{self.name} can be captured: {ops} ops, {len(self.reads)} reads"]
         lines += [f"  holds for {branch}" for branch in self.trace.branches]
         lines += [f"  repeats the write of {effect}" for effect in self.trace.effects]
-        lines += _table(list(self.reads[:_SHOWN]))
-        if len(self.reads) > _SHOWN:
-            lines.append(f"  ... and {len(self.reads) - _SHOWN} more reads (.reads)")
+        rows = list(dict.fromkeys(self.own))[:_SHOWN]
+        lines += _table(rows)
+        lines += _rest(len(self.reads) - len(rows), rows, "reads (.reads)")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -336,13 +340,16 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
     redactor = Redactor()
     if run.trace is None:
         assert run.refusal is not None
-        return Preview(name, None, _describe(run.refusal, 1, redactor), (), run.result)
-    reads = tuple(
-        (
+        return Preview(name, None, _describe(run.refusal, 1, redactor), (), (), run.result)
+    rows = [
+        WireView(
             redactor.clean(str(read.source)),
             redactor.clean_at(str(read.seen), str(read.source)),
-            str(read.where or ""),
+            f"{read.where.file}:{read.where.line}" if read.where else "",
+            redactor.clean(read.where.text) if read.where else "",
         )
         for read in run.trace.reads
-    )
-    return Preview(name, run.trace, None, reads, run.result)
+    ]
+    reads = tuple((row.source, row.seen, row.place.rpartition("/")[2]) for row in rows)
+    own = tuple(map(_wire_row, sorted(filter(_is_users, rows), key=_line_of)))
+    return Preview(name, run.trace, None, reads, own, run.result)

@@ -45,14 +45,21 @@ class NotOurs(OSError):
 
 
 class _Descriptor:
-    """Closed when its block ends, also if an interrupt keeps the block from closing it."""
+    """A folder's. Closed when its block ends, also if an interrupt keeps the block from closing it.
+
+    Its files are known by name alone, and so would errors be: they get the folder's path.
+    """
 
     handle: int | None = None
+    path = Path()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None) -> None:
+        if isinstance(error, OSError) and isinstance(error.filename, str):
+            if os.path.basename(error.filename) == error.filename:
+                error.filename = os.path.join(self.path, error.filename)
         handle, self.handle = self.handle, None
         if handle is not None:
             os.close(handle)
@@ -122,7 +129,6 @@ class _Way(_Descriptor):
     """How far a path has been followed."""
 
     def __init__(self) -> None:
-        self._here = ""
         self._links = 0
 
     def make(self, name: str) -> None:
@@ -135,7 +141,7 @@ class _Way(_Descriptor):
 
     def step(self, name: str, *, strict: bool, is_last: bool) -> str | None:
         """Go to a folder; where a link has the name, stay, and say where that leads."""
-        place = os.path.normpath(os.path.join(self._here, name))
+        place = os.path.normpath(os.path.join(self.path, name))
         try:
             handle = os.open(name, os.O_RDONLY | _ENTER, dir_fd=self.handle)
         except OSError as error:
@@ -144,7 +150,7 @@ class _Way(_Descriptor):
             return self._read_link(name, place, strict)
         if self.handle is not None:
             os.close(self.handle)
-        self.handle, self._here = handle, place
+        self.handle, self.path = handle, Path(place)
         if strict:
             _check_step(place, os.fstat(handle), is_last)
         return None

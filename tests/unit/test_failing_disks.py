@@ -168,8 +168,9 @@ def test_a_folder_can_be_trusted_though_the_one_that_we_work_in_is_gone(
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="Linux has such a folder")
 def test_where_no_folder_can_be_made_the_error_is_the_systems() -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as raised:
         make_folder("/proc/self/.config/tripwire")
+    assert raised.value.filename.startswith("/proc/")
 
 
 def test_torch_is_told_the_whole_path_of_a_store_with_a_relative_one(tmp_path) -> None:

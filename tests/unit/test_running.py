@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 import tripwire
 from tripwire.cli import main
+from tripwire.doctor import NATIVES
+from tripwire.imports import find_native
 
 SCRIPT = """
 import sys
@@ -267,6 +269,17 @@ def test_a_forked_child_leaves_the_report_to_its_parent(tmp_path) -> None:
     assert len(list((tmp_path / "log").glob("*.jsonl"))) == 2
 
 
+@pytest.mark.parametrize("options", [{"mode": 3}, {"fullgraph": "no"}, {"nothing": 1}], ids=str)
+def test_options_of_a_replacement_are_checked_at_once(options) -> None:
+    plain = torch.compile
+    with (
+        pytest.raises((tripwire.BadOption, TypeError)),
+        tripwire.replacing_torch_compile(**options),
+    ):
+        pass
+    assert torch.compile is plain
+
+
 def test_options_that_only_torch_has_are_left_out(plain, caplog) -> None:
     text = (
         "import torch\nf = torch.compile(lambda x: x + 1, dynamic=True, backend='eager', "
@@ -292,12 +305,32 @@ def test_a_module_runs_by_its_name(tmp_path, monkeypatch) -> None:
     assert "__main__ ['x']" in done.output
 
 
+def test_the_package_says_its_version() -> None:
+    assert tripwire.__version__ in run("--version").output
+
+
 def test_the_doctor_says_how_it_watches() -> None:
     done = run("doctor")
-    assert "sentry" in done.output
+    assert "functions that run" in done.output
     assert "torch" in done.output
     told = json.loads(run("doctor", "--json").output)
     assert {"name", "found", "good", "advice"} == set(told[0])
+
+
+def test_the_doctor_names_each_c_module_that_could_not_be_built(monkeypatch) -> None:
+    for name in NATIVES:
+        monkeypatch.setitem(sys.modules, f"tripwire.{name}", object())
+    assert "all 5" in run("doctor").output
+    monkeypatch.setitem(sys.modules, "tripwire.tracing._casts", None)
+    assert "without tracing._casts" in run("doctor").output
+    monkeypatch.setenv("TRIPWIRE_PURE", "1")
+    assert "none  (" in run("doctor").output
+
+
+def test_every_c_module_can_be_built_or_none_can() -> None:
+    sources = (Path(__file__).parents[2] / "src" / "tripwire").rglob("*.c")
+    assert sorted(NATIVES) == sorted(f"{one.parent.name}.{one.stem}" for one in sources)
+    assert len({find_native(name) is None for name in NATIVES}) == 1
 
 
 def test_the_doctor_and_the_classifiers_say_what_was_tested() -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from types import CodeType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -71,18 +71,24 @@ class CompiledFunction(Generic[_P, _R_co]):
         owner: type | None = None,
     ) -> Callable[_Rest, _R_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return MethodType(self, instance) if instance is not None and self._binds() else self
-
-    def _binds(self) -> bool:
-        """Whether the plain callable would become a method where a class has it."""
-        target = self._dispatcher.target
-        is_bound = isinstance(target, staticmethod | MethodType)
-        return not is_bound and find_in_class(type(target), "__get__") is not None
+        target: Any = self._dispatcher.target
+        return MethodType(self, instance) if _becomes_method(target, instance, owner) else self
 
     @property
     def __code__(self) -> CodeType:
-        """The plain function's: `torch.export` asks a module's `forward` for it."""
+        """The plain function's: `torch.export` asks a module's `forward` for it.
+
+        `inspect` asks what has these three whether it is a coroutine function, or a generator's.
+        """
         return self._dispatcher.target.__code__
+
+    @property
+    def __defaults__(self) -> tuple[Any, ...] | None:
+        return self._dispatcher.target.__defaults__
+
+    @property
+    def __kwdefaults__(self) -> dict[str, Any] | None:
+        return self._dispatcher.target.__kwdefaults__
 
     def statistics(self) -> Statistics:
         """What it did so far."""
@@ -106,6 +112,16 @@ class CompiledFunction(Generic[_P, _R_co]):
         dispatcher = self._dispatcher
         target = copy.deepcopy(dispatcher.target, memo)
         return CompiledFunction(target, dispatcher.name, dispatcher.options)
+
+
+def _becomes_method(target: Any, instance: object, owner: type | None) -> bool:
+    """Whether a plain callable becomes a method of an instance whose class has it."""
+    if instance is None or isinstance(target, staticmethod):
+        return False
+    if type(target) is FunctionType:
+        return True
+    get: Any = find_in_class(type(target), "__get__")  # a partial's, on 3.13, gives itself
+    return get is not None and get(target, instance, owner) is not target
 
 
 class CompiledModule:
@@ -299,7 +315,7 @@ def _compile_class(cls: Any, name: str, options: Options) -> Any:
     A module's dispatcher is in torch's own place for it, which copies and pickles leave out.
     """
     plain: Any = find_in_class(cls, "__call__")
-    if plain is None:
+    if plain is None or issubclass(cls, type):
         raise BadOption(
             f"Instances of {name_of(cls)} can't be called. Compile a method of it instead.",
             slug="not-callable",

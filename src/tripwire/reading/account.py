@@ -166,6 +166,10 @@ class Loaded(StackValue):
         self.tally.whole = self.tally.escapes = True
 
 
+# Where `dataclasses` makes a class's methods. From 3.13 on its `__eq__` asks `self is other`.
+_OF_DATACLASSES = "__create_fn__.<locals>"
+
+
 def is_no_number(value: StackValue | None) -> bool:
     """Whether a value is surely neither an int nor a float: `other.__class__` is a class."""
     if isinstance(value, Loaded) and value.kind is StepKind.ATTRIBUTE:
@@ -272,6 +276,7 @@ class Account:
         if value.kind is StepKind.LOCAL:
             owner = self.code.co_qualname.rpartition(".")[0]
             is_method = bool(owner) and not owner.endswith("<locals>")
+            is_method = is_method or owner == _OF_DATACLASSES
             is_self = value.name == "self" and self.code.co_varnames[0] == "self"
             return ("",) if is_method and is_self else ()
         owner_of = self.spell_operand(value.owner) if value.kind is StepKind.ATTRIBUTE else ()

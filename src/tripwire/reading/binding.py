@@ -141,13 +141,13 @@ def _name(target: Any) -> str:
 
 def _check_runs_at_once(function: FunctionType | None, target: Any) -> None:
     code = function if function is not None else target
-    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+    if inspect.iscoroutinefunction(code):
         raise CannotTrace(
             f"{_name(target)} is a coroutine function: calling it runs nothing. "
             "Trace the function that computes, and await around it.",
             slug="coroutine-function",
         )
-    if inspect.isgeneratorfunction(code):
+    if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
         raise CannotTrace(
             f"{_name(target)} is a generator function: calling it runs nothing. "
             "Trace a function that returns its values, in a list or a tuple.",

@@ -36,7 +36,7 @@ from tripwire.reading.kinds import (
 from tripwire.reading.reads import ReadSet
 from tripwire.reading.sources import Source
 from tripwire.reading.stores import SHARED
-from tripwire.reading.structure import Building, PartPlan
+from tripwire.reading.structure import Building, PartPlan, Unbuildable
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
@@ -242,7 +242,11 @@ def plan_effects(
         planner.add_inner(write)
     planner.note_shared(writes)
     for _, group in groupby(writes, key=lambda write: id(write.holder)):
-        planner.add(list(group))
+        together = list(group)
+        try:
+            planner.add(together)
+        except Unbuildable as error:
+            raise error.of_write(_find_unbuildable(together, plan)) from None
     return Effects(
         tuple(planner.steps),
         tuple(planner.carried),
@@ -252,6 +256,16 @@ def plan_effects(
         frozenset(planner.written),
         tuple(planner.replaced),
     )
+
+
+def _find_unbuildable(writes: list[Write], plan: Callable[[object], PartPlan]) -> Source:
+    """Where the run wrote what no plan can build."""
+    for write in writes:
+        try:
+            plan(write.after)
+        except Unbuildable:
+            return write.source
+    return writes[0].source
 
 
 def plan_marks(

@@ -264,7 +264,19 @@ class AgainPlan(PartPlan, frozen=True):
 
 
 class Unbuildable(Exception):
-    """A result, or a part of it, that no plan can build."""
+    """A result, what the run wrote, or a part of these, that no plan can build."""
+
+    subject = "the result"
+    advice = "Return tensors in tuples, lists, dicts, dataclasses or plain objects."
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.args[0]}. {self.advice}"
+
+    def of_write(self, target: Source) -> Unbuildable:
+        """The same of what the run wrote there."""
+        self.subject = f"what the run writes to {target}"
+        self.advice = "Keep tensors, plain values and containers of these there."
+        return self
 
 
 class Planner:
@@ -318,20 +330,20 @@ class Planner:
         source = None if is_empty else self._find_source(value)
         if source is not None:
             if self._was_written(value):
-                raise Unbuildable(f"the result holds {source}, which the run changed")
+                raise Unbuildable(f"holds {source}, which the run changed")
             self.handed_out.add(id(value))
             held = self._hold(value)
             if held is None:
                 self.fetched.append(source)
             return SamePlan(source, held)
         if id(value) in self._open:
-            raise Unbuildable("the result contains itself")
+            raise Unbuildable("contains itself")
         if id(value) in self._keys:
             return AgainPlan(self._keys[id(value)])
         taken = _take_apart(value)
         if taken is None:
             if not _is_constant(value):
-                raise Unbuildable(f"the result holds {_a(type(value))} that the run made")
+                raise Unbuildable(f"holds {_a(type(value))} that the run made")
             return ConstantPlan(value)
         self._check_space(value)
         children, make = taken
@@ -350,7 +362,7 @@ class Planner:
             self._spaces.add(id(space))
         owner = self._find_owner(value) if is_exactly(value, dict, OrderedDict) else None
         if is_told or owner is not None or id(value) in self._spaces:
-            raise Unbuildable(f"the result holds a dict that is part of {owner or 'an object'}")
+            raise Unbuildable(f"holds a dict that is part of {owner or 'an object'}")
 
     def _new_key(self, value: object) -> int:
         self._alive.append(value)
@@ -400,9 +412,9 @@ def _take_apart(value: Any) -> Parts | None:
     """An object's children, and how to make another from new ones; None for a leaf."""
     cls: Any = type(value)
     if is_iterator(cls) or isinstance(value, torch.nn.Module):
-        raise Unbuildable(f"the result holds {_a(cls)}")
+        raise Unbuildable(f"holds {_a(cls)}")
     if isinstance(value, dict) and holds_tensor(list(dict.keys(value))):
-        raise Unbuildable("the result holds a dict with tensors for keys")
+        raise Unbuildable("holds a dict with tensors for keys")
     if id(cls) in _VIEWS:
         return gc.get_referents(value), lambda parts: _VIEWS[id(cls)](parts[0])
     if is_namedtuple(cls):  # a `__new__` of its own has run, and must not run on its results
@@ -411,7 +423,7 @@ def _take_apart(value: Any) -> Parts | None:
         return list(value), cls
     if id(cls) in _COPIED or (module_of(cls) == "numpy" and hasattr(value, "flags")):
         if getattr(getattr(value, "dtype", None), "hasobject", False):
-            raise Unbuildable("the result holds an array of objects")
+            raise Unbuildable("holds an array of objects")
         kept = copy.copy(value)
         return [], lambda _: copy.copy(kept)
     if cls is deque:
@@ -535,7 +547,7 @@ def _take_object_apart(value: object) -> Parts | None:
         if is_library_module(module_of(cls)):
             return None
     if not (attributes or slots) or not _is_simple(value):
-        raise Unbuildable(f"the result holds {_a(cls)}, which can't be made again from its parts")
+        raise Unbuildable(f"holds {_a(cls)}, which can't be made again from its parts")
     names = list(attributes)
 
     def make(parts: list[Any]) -> object:

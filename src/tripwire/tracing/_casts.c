@@ -48,10 +48,11 @@ static THREAD_LOCAL PyObject *picking; /* a function of a list or tuple and an i
 static binaryfunc plain_list_item, plain_tuple_item, plain_array_item;
 static PyTypeObject *array_type; /* numpy.ndarray, or NULL */
 static THREAD_LOCAL PyObject *containing; /* a function of a container and what it may hold */
-static PyTypeObject *const containers[] = {
+static PyTypeObject *containers[] = {
     &PyDict_Type, &PySet_Type, &PyFrozenSet_Type, &PyList_Type, &PyTuple_Type, &PyRange_Type,
+    NULL, /* defaultdict, which shares dict's place before 3.13 */
 };
-#define N_CONTAINERS ((int)Py_ARRAY_LENGTH(containers))
+enum { N_CONTAINERS = sizeof containers / sizeof containers[0] }; /* constant: 3.13's Py_ARRAY_LENGTH isn't */
 static objobjproc plain_contains[N_CONTAINERS];
 static PyMethodDef *has_def, *get_def; /* of dict: subclasses (a Counter) go through the first */
 static PyCFunction plain_has, plain_get;
@@ -415,7 +416,7 @@ static PyObject *copy_generator(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static void swap_containers(int is_answered) {
-    for (int i = 0; is_answered && i < N_CONTAINERS; i++) { /* set and frozenset share one place */
+    for (int i = 0; is_answered && i < N_CONTAINERS; i++) { /* some share one place */
         plain_contains[i] = containers[i]->tp_as_sequence->sq_contains;
     }
     for (int i = 0; i < N_CONTAINERS; i++) {
@@ -433,9 +434,13 @@ static int find_containers(void) {
     PyObject *cls = (PyObject *)&PyDict_Type;
     has_def = find_method(cls, "__contains__", METH_O | METH_COEXIST);
     PyMethodDef *def = has_def == NULL ? NULL : find_method(cls, "get", METH_FASTCALL);
-    if (def == NULL) {
+    PyObject *module = def == NULL ? NULL : PyImport_ImportModule("_collections");
+    PyObject *derived = module == NULL ? NULL : PyObject_GetAttrString(module, "defaultdict");
+    Py_XDECREF(module);
+    if (derived == NULL) {
         return -1;
     }
+    containers[N_CONTAINERS - 1] = (PyTypeObject *)derived; /* kept */
     plain_has = has_def->ml_meth;
     plain_get = def->ml_meth;
     get_def = def;

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import opcode
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
-from tripwire.env import HAS_MONITORING, is_library_file, is_own_file, torch_path
+from tripwire.env import HAS_MONITORING, HAS_QUICK_IN, is_library_file, is_own_file, torch_path
 from tripwire.errors import CannotTrace
 from tripwire.forks import make_lock
 from tripwire.imports import find_native
@@ -107,6 +108,7 @@ class Observer:
         self._generators = GlobalGenerators() if watch_calls else None
         self.watching = watch_calls  # for impure calls; until the first
         self.leaves_draws = False  # of Python's generators: somebody repeats them
+        self.has_open = False  # numbers, about which containers are asked
         self.paused = False  # report nothing; set by whoever records
         self._inside: Started | None = None  # what starts while it is noted
         self.collecting = False  # report nothing either: callbacks of the collector run
@@ -516,22 +518,33 @@ def _on_py_start(code: CodeType, offset: int) -> object:
     observer = _at_work.get(threading.get_ident())
     if observer is None or not observer.see(sys._getframe(1)):
         return None
-    if observer.watching and not is_own_file(code.co_filename):
-        _watch_calls(code)
+    if not is_own_file(code.co_filename):
+        _watch_inside(code, observer.watching, observer.has_open)
     # Quiet from now on, unless another thread has yet to see this code.
     return sys.monitoring.DISABLE if len(_at_work) == 1 else None  # type: ignore[attr-defined]
 
 
-def _watch_calls(code: CodeType) -> None:
-    """Have the calls of one code object reported.
+def _watch_inside(code: CodeType, calls: bool, members: bool) -> None:
+    """Have the calls of one code object reported, and containers asked for members by their class.
 
     Most calls while a run is observed are recording's, and so no event for all code is set.
     No call site goes quiet: another callee may come next.
+
+    A quick `in` can't be answered for an open number. Code whose instructions are watched has none.
+    Nobody is told of these instructions.
     """
-    if _tool is not None and id(code) not in _watched:
-        monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
+    if _tool is None or id(code) in _watched:
+        return
+    monitoring = sys.monitoring  # type: ignore[attr-defined]  # from 3.12 on
+    wanted = monitoring.events.CALL if calls else 0
+    if members and HAS_QUICK_IN and _IN in code.co_code[::2]:
+        wanted |= monitoring.events.INSTRUCTION
+    if wanted:
         _watched[id(code)] = code
-        monitoring.set_local_events(_tool, code, monitoring.events.CALL)
+        monitoring.set_local_events(_tool, code, wanted)
+
+
+_IN = opcode.opmap["CONTAINS_OP"]
 
 
 def _on_call(code: CodeType, offset: int, callee: object, first: object) -> None:

@@ -205,6 +205,7 @@ class Session:
             CURRENT.tracing = True
             observer = self.state.observer = observing(self, watch_calls=self.complete)
             shadow = self.state.shadow
+            observer.has_open = shadow is not None
             draws = observer.leaves_draws = shadow is not None and shadow.draws
             numbers = nullcontext() if shadow is None else casts.casting(draws=draws)
             with (
@@ -335,11 +336,7 @@ class Session:
                 draws = [Advance(tuple(drawn.values()))] if drawn else []
                 effects = replace(effects, steps=(*effects.steps, *marks, *draws, *said))
         except Unbuildable as error:
-            raise Refused(
-                "unbuildable-result",
-                f"{self.binding.name}: {error}. Return tensors in tuples, lists, dicts, "
-                "dataclasses or plain objects.",
-            ) from None
+            raise Refused("unbuildable-result", f"{self.binding.name}: {error}") from None
         tensors = self._outputs = planner.tensors
         outputs = tuple(state.node_of(tensor) for tensor in tensors)  # may make more inputs
         state.check_kept_arrays(self._outputs)

@@ -194,10 +194,16 @@ def find_calls(code: CodeType) -> tuple[Telling, ...]:
             stack.append((step.argval,) if isinstance(step.argval, str) else _ANYTHING)
         elif name in ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"):
             has_form = name == "FORMAT_WITH_SPEC" or (name == "FORMAT_VALUE" and count & 4)
-            pop(2 if has_form else 1)
+            value = pop(2 if has_form else 1)[0]
+            if name == "FORMAT_SIMPLE" and any(isinstance(piece, Field) for piece in value):
+                stack.append(value)  # a text already
+                continue
             is_text = name == "FORMAT_VALUE" and count == _BY_STR
             asks, form = ("__str__", "%s") if is_text else ("__format__", None)
             stack.append((Field(step.offset, end, asks, form),))
+        elif name == "CONVERT_VALUE" and count == _BY_STR:  # from 3.13 on, before the formatting
+            pop(1)
+            stack.append((Field(step.offset, end, "__str__", "%s"),))
         elif name == "BUILD_STRING":
             stack.append(tuple(piece for text in pop(count) for piece in text))
         elif name == "BINARY_OP" and step.argrepr == "%":

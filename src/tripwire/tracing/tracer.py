@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from tripwire.env import IS_KNOWN_PYTHON, is_library_file, is_own_code
-from tripwire.errors import CannotTrace, TraceDiffers, TripwireError
+from tripwire.errors import FLAG, CannotTrace, Kind, TraceDiffers, TripwireError, check_kinds
 from tripwire.imports import HAS_GIL, importing, uncounted_registrations
 from tripwire.ranges import SourceRange, capture_range
 from tripwire.reading.binding import build_binding
@@ -45,6 +45,11 @@ from tripwire.tracing.session import Session, run_user
 from tripwire.tracing.state import CURRENT, TracingState
 from tripwire.values.classes import isinstance
 
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("force_outplace", "strict", "check"), FLAG),
+    "name_fn": ((Callable, NoneType), "a function of a tensor, or None"),
+}
+
 
 class Tracer(Struct, frozen=True):
     """Traces callables, with these options:
@@ -59,6 +64,10 @@ class Tracer(Struct, frozen=True):
     strict: bool = False
     name_fn: Callable[[torch.Tensor], str | None] | None = None
     check: bool = False
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        check_kinds(given, _KINDS)
 
     def trace(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Trace:
         """Run once and return the trace. Raises CannotTrace where there can be none."""

@@ -214,6 +214,29 @@ def test_a_callable_object_is_compiled_with_its_attributes(sentry) -> None:
     check_compiles(owner, calls=[X, X, write(owner, "scale", 3.0), X], traces=2)
 
 
+def test_python_knows_what_kind_of_function_was_compiled() -> None:
+    async def wait(x):
+        return x
+
+    def count(x):
+        yield x
+
+    async def count_slowly(x):
+        yield x
+
+    asked = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    for plain in (wait, count, count_slowly, double):
+        fast = tripwire.compile(plain, backend="eager")
+        assert [ask(fast) for ask in asked] == [ask(plain) for ask in asked]
+
+
+def test_a_class_of_classes_is_refused() -> None:
+    for cls in (type, type("Meta", (type,), {})):
+        with pytest.raises(tripwire.BadOption) as raised:
+            tripwire.compile(cls)
+        assert raised.value.slug == "not-callable"
+
+
 # --- options ---
 
 
@@ -277,6 +300,7 @@ def test_what_goes_above_compile_is_told_so(wrap) -> None:
         tripwire.compile(wrap(double))
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # 3.13
 def test_a_compiled_callable_in_a_class_becomes_a_method_where_the_plain_one_does() -> None:
     for plain in (double, staticmethod(double), Scaler().apply, functools.partial(double)):
         fast = tripwire.compile(plain, backend="eager")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,6 +176,26 @@ def test_a_plain_callable_is_previewed_by_one_run() -> None:
     assert any(source == "L['self'].scale" for source, _, _ in found.reads)
     assert "can be captured: " in str(found)
     assert json.loads(json.dumps(found.data()))["effects"] == ["L['self'].calls"]
+
+
+def test_what_is_printed_begins_with_reads_of_the_users_each_once() -> None:
+    model = nn.Sequential(Net(), nn.Linear(4, 2))
+    compiled = tripwire.compile(Outer(model), backend="eager")
+    compiled(X)
+    for told in (str(tripwire.preview(Outer(model), X)), str(tripwire.explain(compiled))):
+        shown = [line.strip() for line in told.splitlines() if f"{Path(__file__).name}:" in line]
+        assert len(shown) == len(set(shown)) > 0
+        rest = told.splitlines()
+        assert not [line for line in rest if "module.py:" in line or "__repr__" in line]
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * 2
 
 
 def test_a_preview_says_why_a_call_would_be_refused(capsys) -> None:

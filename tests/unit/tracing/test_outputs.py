@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -142,6 +143,30 @@ def test_results_that_cant_be_built_again_are_refused() -> None:
     assert refusal_of(lambda x: nn.Linear(2, 2), ones()) == "unbuildable-result"
 
 
+def test_a_refusal_says_whether_it_is_the_result_or_what_the_run_writes_where() -> None:
+    kept = SimpleNamespace(count=0, items=[])
+
+    def keep(x):
+        kept.count += 1
+        kept.items.append(iter([1]))
+        return x + 1
+
+    def give(x):
+        return iter([x + 1])
+
+    run = tripwire.Tracer().run(keep, (ones(),), {}, complete=True)
+    assert "what the run writes to C['kept'].items[0] holds a list_iterator" in str(run.refusal)
+    run = tripwire.Tracer().run(give, (ones(),), {}, complete=True)
+    assert "the result holds a list_iterator" in str(run.refusal)
+
+
+@pytest.mark.parametrize("name", ["strict", "force_outplace", "check", "name_fn"])
+def test_a_tracer_takes_no_option_of_another_kind(name) -> None:
+    with pytest.raises(tripwire.BadOption) as raised:
+        tripwire.Tracer(**{name: "no"})
+    assert raised.value.slug == "bad-option"
+
+
 def test_generators_and_coroutines_are_refused() -> None:
     def generator(x):
         yield x
@@ -154,7 +179,7 @@ def test_generators_and_coroutines_are_refused() -> None:
 
     assert refusal_of(generator, ones()) == "generator-function"
     assert refusal_of(coroutine, ones()) == "coroutine-function"
-    assert refusal_of(async_generator, ones()) == "coroutine-function"
+    assert refusal_of(async_generator, ones()) == "generator-function"
     assert refusal_of(lambda x: (t for t in [x]), ones()) == "lazy-result"
 
 

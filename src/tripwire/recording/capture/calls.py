@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from tripwire.errors import BadOption
 from tripwire.reading.tensors import Copies, Copy, GeneratorStates, memory_of
 from tripwire.reading.torchstate import sample_quickly
 from tripwire.recording.capture.draft import RecordDraft
@@ -439,6 +440,13 @@ class Writing:
     @staticmethod
     def to(path: str | os.PathLike[str], policy: Policy = KEEP_ALL, check: bool = True) -> Writing:
         """Records at `path`; checked, unless the environment says TRIPWIRE_RECORD_CHECK=0."""
+        if not isinstance(path, str | os.PathLike):
+            example = '; as a decorator, @tripwire.record_on_error("records")'
+            raise BadOption(
+                f"path is {path!r}; it must be a file that ends in .rec, or a folder"
+                f"{example if callable(path) else ''}.",
+                slug="bad-option",
+            )
         wanted = os.environ.get("TRIPWIRE_RECORD_CHECK") != "0"
         return Writing(Path(path).absolute(), policy, check and wanted)
 

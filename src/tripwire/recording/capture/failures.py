@@ -251,6 +251,13 @@ def _check_callable(target: object) -> None:
         )
 
 
+_RUN_LATER = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OnError:
     """Records the calls of a function that raise (`tripwire.record_on_error`)."""
@@ -259,7 +266,13 @@ class OnError:
 
     def __call__(self, function: _F) -> _F:
         _check_callable(function)
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        if isinstance(function, type):
+            raise BadOption(
+                f"{name_of_callable(function)} is a class. Record one of its methods, such as "
+                "__call__ or forward.",
+                slug="not-recordable",
+            )
+        if any(asks(function) for asks in _RUN_LATER):
             raise BadOption(
                 f"{name_of_callable(function)} is a generator or a coroutine function: its code "
                 "runs after the call. Record the function that does the work.",

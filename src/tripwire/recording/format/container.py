@@ -164,10 +164,14 @@ def _flush(out: BinaryIO) -> None:
 def write_new(path: Path, members: Mapping[str, tuple[Content, int]]) -> Path:
     """Write a whole file or nothing, beside any that exist: `x.rec`, `x-1.rec`, ..."""
     make_folder(path.parent)
-    with writing_beside(path) as draft:
-        write_members(draft.file, members)
-        _flush(draft.file)
-        return _link_free(draft, path)
+    try:
+        with writing_beside(path) as draft:
+            write_members(draft.file, members)
+            _flush(draft.file)
+            return _link_free(draft, path)
+    except OSError as error:
+        error.filename = str(path)  # the draft has a name that nobody knows
+        raise
 
 
 def _link_free(draft: DraftFile, path: Path) -> Path:

@@ -166,6 +166,32 @@ def test_an_option_of_another_kind_is_refused_at_once(options, tmp_path) -> None
     assert error.slug == "bad-option"
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        tripwire.record_call,
+        tripwire.record_on_error,
+        tripwire.record_block,
+    ],
+)
+def test_what_is_no_path_is_refused_at_once(record) -> None:
+    error = fail(record, 3)
+    assert isinstance(error, tripwire.BadOption)
+    assert error.slug == "bad-option"
+    assert "@" not in str(error)
+    assert '@tripwire.record_on_error("records")' in str(fail(record, len))  # as a bare decorator
+
+
+def test_a_path_that_cannot_be_written_is_named_as_it_was_given(tmp_path) -> None:
+    (tmp_path / "taken").touch()
+    path = tmp_path / "taken" / "x.rec"
+    assert str(tmp_path / "taken") in str(fail(tripwire.record_call(path, check=False), len, ""))
+    path = tmp_path / ("x" * 300 + ".rec")
+    error = fail(tripwire.record_call(path, check=False), len, "")
+    assert isinstance(error, OSError)
+    assert error.filename == str(path)
+
+
 @pytest.mark.parametrize("record", [tripwire.record_call, tripwire.record_on_error])
 def test_what_cannot_be_called_cannot_be_recorded(record, tmp_path) -> None:
     error = fail(record(tmp_path), 3)

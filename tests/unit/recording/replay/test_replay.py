@@ -368,8 +368,15 @@ def test_a_decorated_method_is_recorded_with_its_object(tmp_path) -> None:
     assert record.locals.keys() == {"self", "item"}
 
 
-@pytest.mark.parametrize("kind", ["generator", "coroutine"])
+@pytest.mark.parametrize("kind", ["generator", "coroutine", "async_generator", "Class"])
 def test_what_runs_after_its_call_is_refused(kind, tmp_path) -> None:
+    class Class:
+        def __call__(self):
+            pass
+
+    async def async_generator():
+        yield
+
     def generator():
         yield
 
