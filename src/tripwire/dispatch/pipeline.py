@@ -430,7 +430,7 @@ class Pipeline(Struct, frozen=True):
         check_functional(trace)
         module = spell_picks(trace.graph_module)
         if not takes_graphs_as_they_are(self.options.backend):
-            module = spell_inference(module, trace.torch_state["grad mode"])
+            module = spell_inference(module, bool(trace.torch_state["grad mode"]))
         module.meta |= trace.graph_module.meta
         assert trace.completion is not None
         own_dropout = draws_its_own(self.options.backend, dict(self.options.backend_options))
