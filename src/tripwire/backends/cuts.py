@@ -86,14 +86,17 @@ class Cuts(Struct, frozen=True):
                 told.add(why)
                 facts: NodeFacts = node.meta[FACTS]
                 told_so = self.whole or _APART
-                yield Refusal(
-                    "graph-cut",
-                    f"`{_name_of(node)}` can't be compiled: {why}. {told_so}",
-                    facts.where,
-                )
+                reason = f"`{_spell(node)}` can't be compiled: {why}. {told_so}"
+                if why == _BACKWARD and self.whole is None:
+                    reason = _BETWEEN
+                yield Refusal("graph-cut", reason, facts.where)
 
 
 _APART = "It runs uncompiled; the parts before and after it are compiled separately."
+_BETWEEN = (
+    "a graph has no `backward` inside. It runs between the parts before and after it, which are "
+    "compiled separately, each with a backward of its own."
+)
 # What is compiled in parts has no gradient of gradients.
 _GRADIENTS = "The whole graph runs uncompiled, because it also asks for gradients."
 _PASTS = "The whole graph runs uncompiled."
@@ -272,6 +275,13 @@ def _bounds(args: Iterable[Any]) -> Iterator[Any]:
 
 def _name_of(node: fx.Node) -> str:
     return called_name(node).removesuffix("_apply")
+
+
+def _spell(node: fx.Node) -> str:
+    """A call as a program writes it."""
+    if node.target in (GETATTR, SETATTR, DELATTR):
+        return f".{node.args[1]} = ..." if node.target is SETATTR else f".{node.args[1]}"
+    return _name_of(node)
 
 
 def find_maker(node: fx.Node) -> fx.Node | None:

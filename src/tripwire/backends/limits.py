@@ -8,7 +8,7 @@ parts.py.
 A pick is `alphas[t]`, with an integer in a tensor. For torch, `x[t]` is `x[int(t)]`, a view. It
 takes the integer out of the tensor, and fake tensors have no integer there. If nobody can tell a
 view from a copy, the values are gathered instead. If somebody can, the call stays, and the graph is
-cut there.
+cut there. Inference mode that a graph enters is spelled as gradients that are off.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from torch.nn import functional as F
 
 from tripwire.backends.backwards import wants_grad
@@ -363,6 +364,34 @@ def spell_picks(module: fx.GraphModule) -> fx.GraphModule:
             copies[node] = _Spelling(graph, node, copies.__getitem__).spell()
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+    return build_module(module, graph, type(module).__name__)
+
+
+def spell_inference(module: fx.GraphModule, grad_mode: bool) -> fx.GraphModule:
+    """The same module, or one that turns gradients off where the run entered inference mode.
+
+    AOTAutograd gives no inference tensors, and fails where one is written into another tensor.
+    """
+    nodes = module.graph.nodes
+    entered = [node.args[0] for node in nodes if node.target is _enter_inference_mode]
+    if not entered or not all(entered):  # gradients are off where the call is in that mode
+        return module
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    before: list[bool] = []
+    for node in nodes:
+        if node.target is _enter_inference_mode:
+            before.append(grad_mode)
+            grad_mode = False
+        elif node.target is _exit_inference_mode:
+            grad_mode = before.pop()
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.target is torch._C._set_grad_enabled:
+                grad_mode = bool(node.args[0])
+            continue
+        switch = graph.call_function(torch._C._set_grad_enabled, (grad_mode,))
+        switch.meta = dict(node.meta)
     return build_module(module, graph, type(module).__name__)
 
 

@@ -61,7 +61,7 @@ from tripwire.backends.handover import (
     hiding_module_hooks,
     leaving_generators,
 )
-from tripwire.backends.limits import check_functional, spell_picks
+from tripwire.backends.limits import check_functional, spell_inference, spell_picks
 from tripwire.backends.parts import cut
 from tripwire.backends.registry import (
     Backend,
@@ -429,6 +429,8 @@ class Pipeline(Struct, frozen=True):
             return self._run_backend(trace.graph_module, _find_examples(trace))
         check_functional(trace)
         module = spell_picks(trace.graph_module)
+        if not takes_graphs_as_they_are(self.options.backend):
+            module = spell_inference(module, bool(trace.torch_state["grad mode"]))
         module.meta |= trace.graph_module.meta
         assert trace.completion is not None
         own_dropout = draws_its_own(self.options.backend, dict(self.options.backend_options))
@@ -482,7 +484,8 @@ class Pipeline(Struct, frozen=True):
         if backend is inductor and self.options.eager_on_backend_error:
             options["on_failed_backward"] = self._run_as_it_is
         try:
-            with restoring_contexts(), telling_phases():
+            # Leaving inference mode, where a graph raised, brings back a compiler's keys.
+            with torch._C._PreserveDispatchKeyGuard(), restoring_contexts(), telling_phases():
                 if OPEN in module.meta and takes_graphs_as_they_are(backend):
                     with handing_over(module, examples) as (copied, handed):
                         return backend(copied, handed, **options)

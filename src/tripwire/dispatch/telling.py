@@ -35,6 +35,7 @@ from tripwire.env import is_dispatch_file, is_library_file
 from tripwire.imports import PROGRESS
 from tripwire.ranges import Frame, underline
 from tripwire.reading.names import Read, ReadLine
+from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS
 from tripwire.rulebook.refusals import Cause, Mismatch, Refusal
 from tripwire.telemetry import compiles, log, metrics, schema
 from tripwire.telemetry.compiles import BACKWARD, add_figures, note_figures
@@ -54,6 +55,8 @@ refusals = logging.getLogger("tripwire.refusals")
 _SHAPES = 100  # nodes whose forms are told
 _TORCHS = frozenset({"aten", "prims", "prim", "quantized", "torchvision", "_c10d_functional"})
 _TOLD = ("fullgraph", "dynamic", "cache_size", "recompile_limit", "check", "background", "waits")
+_FOR_DEVELOPERS = ("Use tlparse to see", "Set TORCHDYNAMO_VERBOSE=1", "Set TORCH_LOGS=")
+_DRAWS = (DRAWS.slug, NUMPY_DRAWS.slug)
 _LINES, _WIDTH = 6, 300  # of what a back end says: so many from its beginning and its end
 
 
@@ -153,6 +156,8 @@ class Teller:
 
     def warn_plain(self, refusal: Refusal) -> None:
         """A call runs as plain Python, and why."""
+        if refusal.slug in _DRAWS and self._has_told(refusal.slug):
+            return  # the same draws, now that they aren't left open
         self.warn_once("%s runs as plain Python: %s [%s]", self.name, refusal, refusal.slug)
 
     def warn_resting(self, refusal: Refusal) -> None:
@@ -167,6 +172,9 @@ class Teller:
     def warn_cut(self, refusal: Refusal) -> None:
         """A graph is compiled in parts, and why."""
         self.warn_once("%s is compiled in parts: %s [%s]", self.name, refusal, refusal.slug)
+
+    def _has_told(self, slug: str) -> bool:
+        return any(told.endswith(f"[{slug}]") for told in self._told)
 
     def warn_once(self, message: str, *parts: object) -> bool:
         """Warn the user, unless the same was said before; whether it wasn't."""
@@ -494,11 +502,17 @@ def _name(target: Callable[..., Any]) -> str:
 
 def in_few_lines(error: Exception) -> str:
     """What an error says. A C++ compiler's may be of thousands of lines; the last say why."""
-    lines = str(error).splitlines()
+    lines = _list_lines(str(error))
     left_out = len(lines) - 2 * _LINES
     if left_out > 0:
         lines[_LINES:-_LINES] = [f"[{left_out:,} more lines]"]
     return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]} ..." for line in lines)
+
+
+def _list_lines(text: str) -> list[str]:
+    """The lines of what torch says, without empty ones and what it offers to its developers."""
+    lines = text.replace("Original traceback:\nNone\n", "").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith(_FOR_DEVELOPERS)]
 
 
 # --- a line for those who wait ---

@@ -317,10 +317,12 @@ def _find_hindrance(
 
 def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
     if issubclass(cls, BackwardHookFunction):  # around what a module takes and returns
+        scope = state.scopes.current
         return Refuse(
             "backward-hook",
-            "the module has backward hooks: Python functions that would run in the backward, "
-            "outside the graph. Remove them, or trace under torch.no_grad().",
+            f"the module {f'`{scope}` ' if scope else ''}has backward hooks: Python functions that "
+            "would run in the backward, outside the graph. Remove them, or call it under "
+            "torch.no_grad().",
         )
     if issubclass(cls, torch.utils.checkpoint.CheckpointFunction):
         return Refuse(

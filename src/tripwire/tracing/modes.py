@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -118,12 +119,14 @@ def restoring_contexts() -> Iterator[None]:
 
 
 def _leave_inference_modes(trace: TracebackType | None) -> None:
-    """Leave what the generated code entered; the exception would keep it entered while it lives."""
+    """Leave what a graph entered; the exception would keep it entered while it lives."""
     frames = []
     while trace is not None:  # a stack that is full has a thousand of them
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     for frame in reversed(frames):
-        for value in frame.f_locals.values():
-            if isinstance(value, torch._C._InferenceMode):
-                value.__exit__(None, None, None)
+        for local in frame.f_locals.values():
+            held = local.env.values() if isinstance(local, fx.Interpreter) else (local,)
+            for value in held:
+                if isinstance(value, torch._C._InferenceMode):
+                    value.__exit__(None, None, None)

@@ -359,6 +359,8 @@ OF_NUMPY: dict[str, tuple[str, str, int]] = {
         "",
         0,
     ),
+    "few ints": ("TOLD.append(str(np.random.randint(2, 5)))\n    return x * W", "", 16),
+    "many ints": ("TOLD.append(str(np.random.randint(9)))\n    return x * W", "", 0),
     "a float that is spelled": ("TOLD.append(str(np.random.rand()))\n    return x * W", "", 0),
     "a custom function's": (
         "return Noisy.apply(x * np.random.rand())",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _casts = find_native("tracing._casts")
 CAN_DRAW = _casts is not None
 _MOST_WAYS = 8  # through a call, by what is drawn: each is an entry of its own
+_MOST_NAMED = 3  # of what is drawn, for people
 _BELOW = random.Random._randbelow_with_getrandbits.__code__  # type: ignore[attr-defined]
 # Functions that draw until a number suits them, or that decide by what they draw.
 AS_A_WHOLE = (
@@ -51,8 +52,9 @@ class Draw(Struct, frozen=True):
     """One number out of a generator."""
 
     generator: Callable[[], object]  # keeps none alive
-    bits: int | None = None  # None: a float
-    below: int | None = None
+    bits: int | None = None  # None: a float, or what a function makes
+    least: int = 0
+    below: int | None = None  # an int; so many more than the least
     whole: Callable[..., int | float] | None = None  # the function of a generator that makes it
     name: str = "random.random"
     given: tuple[Any, ...] = ()
@@ -72,7 +74,12 @@ class Draw(Struct, frozen=True):
     @property
     def values(self) -> int | None:
         """How many different ones there may be; None: more than anybody counts."""
-        return self.below if self.bits is None or self.below is not None else 2**self.bits
+        return 2**self.bits if self.bits is not None and self.below is None else self.below
+
+    @property
+    def refuses(self) -> Refuse:
+        """Why a call that draws it isn't compiled, if it can't stay open."""
+        return NUMPY_DRAWS if self.name.startswith("numpy.") else DRAWS
 
     def __str__(self) -> str:
         if self.bits is None:
@@ -128,7 +135,7 @@ def draw(state: TracingState, generator: _random.Random, bits: Any, caller: Fram
     if not is_exactly(bits, int, type(None)):
         return _refuse(state, DRAWS)
     below = plain(caller.f_locals.get("n")) if caller.f_code is _BELOW else None
-    return _draw(state, generator, Draw(refer_to(generator), bits, below), DRAWS)
+    return _draw(state, generator, Draw(refer_to(generator), bits, below=below), DRAWS)
 
 
 def draw_whole(
@@ -149,8 +156,19 @@ def draw_whole(
     if not all(is_exactly(one, int, float, type(None)) for one in (*given, *named.values())):
         return _refuse(state, why)
     name = f"{'random' if is_pythons else 'numpy.random'}.{function.__name__}"
-    one = Draw(refer_to(generator), None, None, function, name, given, named)
+    bounds = _find_bounds(*given, **named) if function.__name__ == "randint" else (0, None)
+    one = Draw(refer_to(generator), None, *bounds, function, name, given, named)
     return _draw(state, generator, one, why)
+
+
+def _find_bounds(
+    low: object = None, high: object = None, *others: object, **named: object
+) -> tuple[int, int | None]:
+    """The least that NumPy's `randint` gives, and how many ints there are from it on."""
+    low, high = (0, low) if high is None else (low, high)
+    if others or named or not is_exactly(low, int) or not is_exactly(high, int):
+        return 0, None
+    return low, high - low  # type: ignore[operator,return-value]  # two ints
 
 
 def _kinds() -> tuple[type, ...]:
@@ -188,13 +206,17 @@ def _refuse(state: TracingState, why: Refuse) -> Any:
 
 def check_ways(shadow: Shadow) -> None:
     """Refuse where what is drawn leads through the call in too many ways."""
-    closed = [one.values for path, one in shadow.drawn.items() if shadow.is_fixed(path)]
-    if None in closed:
-        raise Refused(DRAWS.slug, _FIXED)
+    closed = [one for path, one in shadow.drawn.items() if shadow.is_fixed(path)]
+    for one in closed:
+        if one.values is None:
+            raise Refused(one.refuses.slug, _FIXED.format(one))
     asked = shadow.list_asked(shadow.drawn)
-    ways = math.prod([2] * len(asked) + [count for count in closed if count is not None])
+    ways = math.prod([2] * len(asked) + [one.values or 1 for one in closed])
     if ways > _MOST_WAYS:
-        raise Refused(DRAWS.slug, _WAYS.format(_MOST_WAYS))
+        drawn = list(shadow.drawn.values())
+        names = ", ".join(f"`{one}`" for one in drawn[:_MOST_NAMED])
+        more = ", ..." if len(drawn) > _MOST_NAMED else ""
+        raise Refused(drawn[0].refuses.slug, _WAYS.format(names + more, _MOST_WAYS))
 
 
 DRAWN_BY_BOTH = (
@@ -202,10 +224,10 @@ DRAWN_BY_BOTH = (
     "the order of their draws isn't known. Draw with torch, or outside the traced function."
 )
 _FIXED = (
-    "a float that Python's `random` gives becomes part of the compiled code here, so that code "
-    "would fit no other call. Draw with torch, or outside the traced function."
+    "what `{}` gives becomes part of the compiled code here, so that code would fit no other call. "
+    "Draw with torch, or outside the traced function."
 )
 _WAYS = (
-    "what Python's `random` gives leads through the call in more than {} ways, and each would be "
-    "compiled on its own. Draw outside the traced function, or compile what is inside the branches."
+    "what it draws ({}) leads through the call in more than {} ways, and each would be compiled on "
+    "its own. Draw outside the traced function, or compile what is inside the branches."
 )

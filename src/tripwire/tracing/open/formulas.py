@@ -6,6 +6,7 @@ or an effect holds is computed by the guard function, or from a tensor that the 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -141,7 +142,7 @@ class Formulas:
         for one in sorted(expr.free_symbols, key=str):
             found[one] = fx.Proxy(self._find_input(one, self._symbols.symbol_of(one)), tracer)
         last = next(iter(reversed(graph.nodes)))  # torch 2.11 makes no iterator of it
-        proxy = sympy_interp(PythonReferenceAnalysis, found, expr)
+        proxy = sympy_interp(_AsNodes, found, expr)
         while last.next.op != "root":
             last = self._describe(last.next, None)
         return self._describe(proxy.node, symbol)
@@ -213,6 +214,27 @@ class Formulas:
     def forget(self) -> None:
         """Let go of the run: compiled code may keep this."""
         del self._state
+
+
+def _node_of(function: Callable[..., Any]) -> Any:
+    def add(number: fx.Proxy, dtype: torch.dtype) -> fx.Proxy:
+        return number.tracer.create_proxy("call_function", function, (number,), {})
+
+    return staticmethod(add)
+
+
+class _AsNodes(PythonReferenceAnalysis):
+    """Spells torch's formulas of sizes as nodes.
+
+    torch's own analysis makes a number of these, and asks a proxy for its value.
+    """
+
+    identity = staticmethod(operator.pos)
+    int_truediv = staticmethod(operator.truediv)
+    trunc_to_int = _node_of(math.trunc)
+    floor_to_int = _node_of(math.floor)
+    ceil_to_int = _node_of(math.ceil)
+    round_to_int = _node_of(round)
 
 
 # Python computes these of any two numbers.

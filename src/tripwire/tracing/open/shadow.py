@@ -193,7 +193,7 @@ class Shadow(RunLedger):
             self.drawn[path] = one
             if one.values is not None:
                 with self._state.aside():
-                    self.symbols.bound(number.symbol, 0, one.values - 1)
+                    self.symbols.bound(number.symbol, one.least, one.least + one.values - 1)
         return number
 
     def is_fixed(self, path: str) -> bool:
