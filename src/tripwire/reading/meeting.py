@@ -100,6 +100,7 @@ LEAVES = ids_of(
     *(type(None), bool, int, float, complex, str, bytes, range, type(...), object),
     *(type(NotImplemented), OpenInt, OpenFloat),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.Size),
+    torch.nn.attention.SDPBackend,
     *(types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
     types.ClassMethodDescriptorType,
@@ -309,6 +310,8 @@ class Meeting(ABC):
         """Attributes of a class and its bases that aren't torch's or the standard library's."""
         self._walked.add(id(cls))
         self._alive += cls, path
+        if id(cls) in LEAVES:
+            return
         for base in mro(cls):
             self.homes.add(module_of(base))
             if is_library_class(base):

@@ -111,8 +111,8 @@ _STAR = re.compile(r"%[-+ #0]*(\*|\d*\.\*)")
 def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
-    `type(self).count` doesn't tell, nor do `type(x).__name__`, `type(x) is list` and
-    `f"{type(x)}"`. NumPy asks an open number for functions of its own, and gets no other
+    `type(self).count` doesn't tell, nor do `type(x).__name__`, `type(x) is list`, `str(type(x))`
+    and `f"{type(x)}"`. NumPy asks an open number for functions of its own, and gets no other
     (values/functions.py).
     """
     if is_numpys_file(code.co_filename):
@@ -174,7 +174,7 @@ def _find_types_told(code: CodeType, _: int) -> bool:
     attributes = () if "builtins" in code.co_names else _ATTRIBUTES
     has_self = _has_self(code, steps)
     return any(
-        name == "type" and opname not in attributes and _tells_type(steps[index + 1 :], has_self)
+        name == "type" and opname not in attributes and _tells_type(steps, index, has_self)
         for index, (opname, name) in enumerate(steps)
     )
 
@@ -189,18 +189,20 @@ def _has_self(code: CodeType, steps: _Steps) -> bool:
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _FORMATS = ("FORMAT_VALUE", "CONVERT_VALUE", "FORMAT_SIMPLE")  # into an f-string
+_TEXTS = (("LOAD_GLOBAL", "str"), ("LOAD_GLOBAL", "repr"))
 _SAME = ("__name__", "__qualname__")  # the classes of open numbers have these of int and float
 
 
-def _tells_type(steps: _Steps, has_self: bool) -> bool:
+def _tells_type(steps: _Steps, index: int, has_self: bool) -> bool:
     """Whether what follows the name `type` may tell an int or a float from an open one."""
-    operand, steps = _split_operand(steps)
+    is_text = steps[max(index - 1, 0)] in _TEXTS
+    operand, steps = _split_operand(steps[index + 1 :])
     if steps[:1] != [("CALL", 1)] or len(steps) < 3:
         return True
     if has_self and operand in ([("LOAD_FAST", "self")], [("LOAD_DEREF", "self")]):
         return False
     opname, name = steps[1]
-    if opname in _FORMATS:
+    if opname in _FORMATS or (is_text and steps[1] == ("CALL", 1)):
         return False  # <class 'int'>
     if opname in (*_ATTRIBUTES, "STORE_ATTR"):
         return name not in _SAME and (hasattr(int, name) or hasattr(float, name))

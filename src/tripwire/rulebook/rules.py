@@ -208,13 +208,13 @@ _INNER_CONTEXT = Refuse(
     "inference mode is entered by a function meant for graphs, such as another trace's. Call the "
     "plain function.",
 )
-_STATE = Refuse(
+STATE_SET = Refuse(
     "torch-state-changed",
     "one of torch's flags is set here, and a graph wouldn't set it again. Set it outside.",
 )
 _STATE_SETTERS = words(
     "set_default_dtype set_default_tensor_type set_default_device use_deterministic_algorithms "
-    "set_deterministic_debug_mode set_float32_matmul_precision sdpa_kernel"
+    "set_deterministic_debug_mode set_float32_matmul_precision"
 )
 _SWAPPED = Refuse(
     "tensor-memory", "swap_tensors exchanges two tensors, and a graph can't hold that."
@@ -272,8 +272,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _SAVED_HOOKS, frozenset({"__enter__"})
     if path == "utils/_python_dispatch.py":
         return _DISPATCH_MODE, frozenset({"__enter__"})
-    if path in ("__init__.py", "nn/attention/__init__.py"):
-        return _STATE, _STATE_SETTERS
+    if path == "__init__.py":
+        return STATE_SET, _STATE_SETTERS
     if path == "utils/__init__.py":
         return _SWAPPED, frozenset({"swap_tensors"})
     if path.startswith("distributed/fsdp/") or path == "nn/parallel/distributed.py":

@@ -2,7 +2,7 @@
 
 A torch-function mode doesn't see everything. While at least one thread traces, these are
 patched as well: module calls (for scopes), custom autograd functions, scripted functions,
-tensor subclassing, `set_`, autocast and inference mode, and checkpointing; and what
+tensor subclassing, `set_`, autocast, inference mode and `sdpa_kernel`, and checkpointing; and what
 pythonhooks.py has of Python. Each patch asks for the calling thread's state first and steps aside
 where there is none. The last tracer to leave puts back what was there.
 """
@@ -19,20 +19,19 @@ import torch
 import torch.utils.checkpoint
 from msgspec.structs import replace
 from torch import nn
-from torch.amp import autocast_mode
 from torch.autograd import function as autograd_function
-from torch.autograd import grad_mode
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
-from tripwire.ranges import SourceRange, is_library_caller
+from tripwire.ranges import is_library_caller
 from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
-from tripwire.tracing import outside, pythonhooks
+from tripwire.tracing import blocks, outside, pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
+from tripwire.tracing.blocks import aside, find_recorded, range_of
 from tripwire.tracing.bodies import (
     OF_CLASSES,
     Functions,
@@ -44,7 +43,7 @@ from tripwire.tracing.bodies import (
     follows_from_shapes,
     has_plain_sizes,
 )
-from tripwire.tracing.fxnodes import AUTOCAST_BY_HAND, CHECKPOINT_WRITES, build_arguments, record
+from tripwire.tracing.fxnodes import CHECKPOINT_WRITES, build_arguments, record
 from tripwire.tracing.observe import Started
 from tripwire.tracing.recorder import Recorder, note_failure
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, Region, TracingState, all_plain
@@ -54,7 +53,7 @@ from tripwire.values.numbers import close_values, is_open, iter_leaves
 from tripwire.writes.patches import Patch, Patches, RarerCollections
 
 # What a hook calls in the library is what the user called.
-FILES = frozenset({__file__, pythonhooks.__file__, outside.__file__})
+FILES = frozenset({__file__, blocks.__file__, pythonhooks.__file__, outside.__file__})
 
 
 @contextmanager
@@ -79,15 +78,6 @@ def release(user: object) -> None:
     _OF_PYTHON.leave(id(user))
 
 
-def _recording() -> TracingState | None:
-    state = CURRENT.state
-    return state if state is not None and state.refusal is None else None
-
-
-def _range(state: TracingState) -> SourceRange:
-    return state.capture_range(2)
-
-
 def _observe(
     state: TracingState,
     rule: Call,
@@ -98,13 +88,13 @@ def _observe(
     functions: Functions | None = None,
 ) -> Any:
     """Run a call that the mode can't see, unobserved inside, and record it as one node."""
-    where = _range(state)
+    where = range_of(state)
     is_followed = False
     if functions is not None and python is not None:
         is_followed = computes_with_symbols(python.function, functions)
     if state.shadow is not None:
         state.shadow.close_call((args, kwargs), rule.name, is_known=is_followed)
-    with _aside(state):
+    with aside(state):
         nodes = None
         try:
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
@@ -166,20 +156,6 @@ def _observe(
         return value
 
 
-@contextmanager
-def _aside(state: TracingState) -> Iterator[None]:
-    """Record nothing: neither what a call does inside, nor what recording it asks of tensors."""
-    CURRENT.state = None
-    if state.observer is not None:
-        state.observer.pause()
-    try:
-        yield
-    finally:
-        if state.observer is not None:
-            state.observer.resume()
-        CURRENT.state = state
-
-
 # --- scopes ----------------------------------------------------------------------------------
 
 
@@ -220,7 +196,7 @@ def _check_module(state: TracingState, module: nn.Module) -> None:
         reason = (
             "a scripted module runs here, and this trace can't see into it. Trace the plain module."
         )
-        state.refuse(Refusal("scripted-module", reason, _range(state)))
+        state.refuse(Refusal("scripted-module", reason, range_of(state)))
 
 
 def _module_path(state: TracingState, module: nn.Module) -> str:
@@ -241,12 +217,12 @@ def _wrap_apply(plain: Any) -> Any:
         answer = find_answer()
         if answer:
             return answer[0]
-        state = _recording()
+        state = find_recorded()
         if state is None:
             return run(*args, **kwargs)
         refuse = _find_refusal(state, cls)
         if refuse is not None:
-            state.refuse(Refusal(refuse.slug, refuse.reason, _range(state)))
+            state.refuse(Refusal(refuse.slug, refuse.reason, range_of(state)))
             return run(*args, **kwargs)
         kinds = "".join("d" if isinstance(arg, torch.Tensor) else "c" for arg in args)
         scalars = tuple(
@@ -272,7 +248,7 @@ def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Fun
     """The functions that a forward runs, where what they read can be watched."""
     if state.observer is None or state.reach.find_source(cls) is None:
         return None
-    with _aside(state):
+    with aside(state):
         return find_functions(cls, close_values(args))
 
 
@@ -347,7 +323,7 @@ def _find_refusal(state: TracingState, cls: Any) -> Refuse | None:
 
 def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call_observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = _recording()
+        state = find_recorded()
         if state is None:
             return plain(self, *args, **kwargs)
         target = Target(self, f"{self.name}_script")
@@ -366,7 +342,7 @@ def _wrap_script_call(plain: Callable[..., Any]) -> Callable[..., Any]:
                 "its arguments. On another call it may return a new tensor, and a graph can't do "
                 "both. Return a copy (x.clone()), or leave out @script."
             )
-            state.refuse(Refusal("scripted-result", reason, _range(state)))
+            state.refuse(Refusal("scripted-result", reason, range_of(state)))
         return made
 
     return call_observed
@@ -383,7 +359,7 @@ def _decides(script: Any) -> bool:
 
 def _wrap_make_subclass(plain: Callable[..., Any]) -> object:
     def make_subclass(*args: Any, **kwargs: Any) -> Any:
-        state = _recording()
+        state = find_recorded()
         if state is None:
             return plain(*args, **kwargs)
         target = Target(plain, "make_subclass")
@@ -394,7 +370,7 @@ def _wrap_make_subclass(plain: Callable[..., Any]) -> object:
 
 def _wrap_from_numpy(plain: Callable[..., Any]) -> Callable[..., Any]:
     def from_numpy(array: Any, /) -> Any:
-        state = _recording()
+        state = find_recorded()
         if state is None or not state.quiet:
             return plain(array)
         rule = Call("call_function", Target(plain, "from_numpy"), "from_numpy")
@@ -408,7 +384,7 @@ def _wrap_method(rule: Call) -> Callable[[Callable[..., Any]], object]:
 
     def wrap(plain: Callable[..., Any]) -> object:
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            state = _recording()
+            state = find_recorded()
             if state is None:
                 return plain(self, *args, **kwargs)
             return _observe(state, rule, plain, (self, *args), kwargs)
@@ -452,68 +428,6 @@ def _wrap_for_users(plain: Callable[..., bool]) -> Callable[..., bool]:
     return has_torch_function
 
 
-# --- contexts ----------------------------------------------------------------------------------
-
-
-def _watch_context(
-    cls: Any, enter: Callable[..., Any], leave: Callable[..., Any], settings: tuple[str, ...]
-) -> tuple[Patch, Patch]:
-    """Patches that record entering and leaving a context as a pair of nodes."""
-
-    def wrap_enter(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def enter_observed(self: Any) -> Any:
-            check()
-            return entered(self, plain(self))
-
-        return enter_observed
-
-    def wrap_exit(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def exit_observed(self: Any, *error: Any) -> Any:
-            check()
-            return left(self, plain(self, *error))
-
-        return exit_observed
-
-    def check() -> None:
-        state = _recording()
-        if state is not None and find_autocast() != state.autocast:
-            state.refuse(Refusal("torch-state-changed", AUTOCAST_BY_HAND, _range(state)))
-
-    def entered(self: Any, result: Any) -> Any:
-        state = _recording()
-        if state is not None:
-            rule = Call("call_function", enter, enter.__name__)
-            values = tuple(getattr(self, name) for name in settings)
-            where, state.autocast = _range(state), find_autocast()
-            with _aside(state):
-                node = record(state, rule, (values, {}), (), {}, None, where)
-            assert node is not None  # a call without a result is always recorded
-            state.contexts.setdefault(id(self), []).append(node)
-        return result
-
-    def left(self: Any, result: Any) -> Any:
-        state = _recording()
-        if state is not None:
-            opened = state.contexts.get(id(self))
-            if opened:
-                rule = Call("call_function", leave, leave.__name__)
-                where, state.autocast = _range(state), find_autocast()
-                with _aside(state):
-                    record(state, rule, ((opened.pop(),), {}), (), {}, None, where)
-            else:
-                state.refuse(
-                    Refusal(
-                        "context-across-calls",
-                        f"{cls.__name__} is left here but was entered before the traced call. "
-                        "Enter and leave it on the same side of the call.",
-                        _range(state),
-                    )
-                )
-        return result
-
-    return Patch(cls, "__enter__", wrap_enter), Patch(cls, "__exit__", wrap_exit)
-
-
 # --- checkpointing -----------------------------------------------------------------------------
 
 
@@ -541,14 +455,14 @@ def _run_again_alike() -> None:
 def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint_observed(*args: Any, **kwargs: Any) -> Iterator[Any]:
         generator = plain(*args, **kwargs)
-        state = _recording()
+        state = find_recorded()
         if state is None:
             next(generator)
             _run_again_alike()
             yield
             yield from generator
             return
-        with _aside(state):  # what checkpointing does around the function is no part of it
+        with aside(state):  # what checkpointing does around the function is no part of it
             next(generator)
             _run_again_alike()
             written = state.inner.look()
@@ -561,9 +475,9 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             state.regions.pop()
-        with _aside(state):
+        with aside(state):
             if not state.inner.is_as(written):
-                state.refuse(Refusal("checkpoint-writes", CHECKPOINT_WRITES, _range(state)))
+                state.refuse(Refusal("checkpoint-writes", CHECKPOINT_WRITES, range_of(state)))
             next(generator, None)
 
     return checkpoint_observed
@@ -582,18 +496,7 @@ PATCHES = (
     Patch(torch.overrides, "has_torch_function_unary", _wrap_for_users),
     Patch(torch.overrides, "has_torch_function_variadic", _wrap_for_users),
     Patch(torch, "from_numpy", _wrap_from_numpy),
-    *_watch_context(
-        autocast_mode.autocast,
-        autocast_mode._enter_autocast,
-        autocast_mode._exit_autocast,
-        ("device", "fast_dtype", "_enabled", "_cache_enabled"),
-    ),
-    *_watch_context(
-        grad_mode.inference_mode,
-        grad_mode._enter_inference_mode,
-        grad_mode._exit_inference_mode,
-        ("mode",),
-    ),
+    *blocks.PATCHES,
     Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _wrap_checkpoint),
 )
 _OF_TORCH = Patches(lambda: PATCHES)

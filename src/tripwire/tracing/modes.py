@@ -1,7 +1,7 @@
 """Modes: what a graph, or other code, enters and leaves around torch's calls.
 
-A graph may enter grad mode, inference mode and autocast. If it raises before it leaves them, they
-are restored. Under another library's mode, or a transform, nothing is compiled.
+A graph may enter grad mode, inference mode, autocast and `sdpa_kernel`. If it raises before it
+leaves them, they are restored. Under another library's mode, or a transform, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils._device import DeviceContext
 
 from tripwire.reading.torchstate import sample_autocast
 from tripwire.rulebook.refusals import Refusal
+from tripwire.tracing.attention import Allowed
 from tripwire.values.classes import isinstance
 
 
@@ -57,7 +58,7 @@ class Contexts(NamedTuple):
 
     def restore(self, error: BaseException, depth: tuple[bool, int]) -> None:
         """Put all back after code that raised between entering and leaving them."""
-        _leave_inference_modes(error.__traceback__)
+        _leave_blocks(error.__traceback__)
         self._set()
         cached, nesting = depth
         torch.set_autocast_cache_enabled(cached)
@@ -118,15 +119,17 @@ def restoring_contexts() -> Iterator[None]:
         raise
 
 
-def _leave_inference_modes(trace: TracebackType | None) -> None:
+def _leave_blocks(trace: TracebackType | None) -> None:
     """Leave what a graph entered; the exception would keep it entered while it lives."""
     frames = []
     while trace is not None:  # a stack that is full has a thousand of them
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     for frame in reversed(frames):
-        for local in frame.f_locals.values():
+        for local in reversed(frame.f_locals.values()):
             held = local.env.values() if isinstance(local, fx.Interpreter) else (local,)
-            for value in held:
+            for value in reversed(held):
                 if isinstance(value, torch._C._InferenceMode):
                     value.__exit__(None, None, None)
+                elif isinstance(value, Allowed):
+                    value.restore()

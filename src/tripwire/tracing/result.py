@@ -30,6 +30,7 @@ from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, tr
 from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import Call, is_seeded, rule_for, words
+from tripwire.tracing import attention
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.open.opening import OPEN_INPUT, NumberInput
@@ -317,7 +318,7 @@ class Trace:
 
     @property
     def has_contexts(self) -> bool:
-        """Whether the graph enters autocast, inference mode, or another grad mode."""
+        """Whether it enters autocast, `sdpa_kernel`, inference mode, or another grad mode."""
         return any(n.target in _CONTEXT_NODES for n in self.graph.nodes)
 
     def _check_torch_state(self) -> None:
@@ -377,6 +378,7 @@ _CONTEXT_NODES = frozenset(
         torch._C._set_grad_enabled,
         torch.amp.autocast_mode._enter_autocast,
         torch.autograd.grad_mode._enter_inference_mode,
+        attention.ENTER,
     }
 )
 

@@ -19,7 +19,7 @@ from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 
 LARGEST_COPY = 65_536  # numbers in all inputs that are copied
-_CONTEXTS = frozenset({"_enter_autocast", "_enter_inference_mode"})
+_CONTEXTS = frozenset({"_enter_autocast", "_enter_inference_mode", "_enter_attention"})
 
 
 class Past:
@@ -89,12 +89,12 @@ class Past:
         return shown and not any(memory in self._writers for memory in facts.memory)
 
     def check_contexts(self, branch: Branch, leading: set[fx.Node]) -> None:
-        """Refuse calls inside autocast or inference mode that the run itself enters."""
+        """Refuse calls inside autocast or its like that the run itself enters."""
         for enter in self._contexts:
             left = [self.order[user] for user in enter.users]
             inside = range(self.order[enter], min(left, default=len(self.order)))
             if any(self.order[node] in inside for node in leading):
-                raise refuse(branch, "autocast or inference mode is entered before it")
+                raise refuse(branch, "autocast, inference mode or sdpa_kernel is entered before it")
 
     def build_graph(self, needed: set[fx.Node], branches: list[Branch]) -> fx.Graph:
         """A graph of these nodes that returns the values, each taken at its own time."""

@@ -155,6 +155,7 @@ def is_containers_method(value: object) -> TypeGuard[types.BuiltinFunctionType]:
 PLAIN = ids_of(
     *(type(None), bool, int, float, complex, str, bytes, type(...), range, torch.Size),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme),
+    torch.nn.attention.SDPBackend,
 )
 
 
