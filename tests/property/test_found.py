@@ -1040,3 +1040,23 @@ def test_what_is_written_through_data_is_undone_where_a_call_turns_back(backend,
         "    x = x * (2 if bool(y[0] > 0) else 3)\n    steps.append(1.0)\n    return x\n"
     )
     check(Scenario(program, (Call("new(4), new(4)", times=8),), backend))
+
+
+# Code of before torch 0.4 makes tensors so. A graph has a tuple for a size: that would be values.
+MADE_NEW = (
+    "x.new(x.size()).fill_(2.0)",
+    "x.new(x.shape[-1:]).zero_() + 1",
+    "x.new(torch.Size([2, x.shape[0]])).fill_(3.0).sum()",
+    "x.new(x.sum().size()).fill_(4.0)",
+    "x.new(x.shape[0], 4).fill_(5.0).sum()",
+    "x.new((x.shape[0], 1.0)).sum()",
+    "torch.distributions.Geometric(torch.full((4,), 0.5)).sample()",
+    "torch.distributions.Multinomial(3, torch.ones(4)).sample()",
+)
+
+
+@pytest.mark.parametrize("made", MADE_NEW)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_new_tensor_of_a_given_size_has_that_size(backend, made) -> None:
+    calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 3, 5, 6)]
+    check(Scenario(f"def call(x, y): return x + {made}\n", tuple(calls), backend))

@@ -71,6 +71,7 @@ def _is_iteration(where: SourceRange) -> bool:
     return _ITER in where.raw[:1]
 
 
+_NEW = torch.Tensor.new
 _PAD_SEQUENCE = torch._C._nn.pad_sequence
 
 
@@ -149,6 +150,8 @@ class Recorder(TorchFunctionMode):
         state = self.state
         if func not in RULES:
             func = find_original(func)
+        if func is _NEW and len(args) == 2 and is_exactly(args[1], torch.Size):
+            func = torch.Tensor.new_empty  # a graph has tuples for sizes, and takes them for values
         given = args, kwargs
         if state.shadow is not None and any(map(is_open, iter_leaves(given))):
             given = state.shadow.take(given)
