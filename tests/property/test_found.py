@@ -1060,3 +1060,22 @@ MADE_NEW = (
 def test_a_new_tensor_of_a_given_size_has_that_size(backend, made) -> None:
     calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 3, 5, 6)]
     check(Scenario(f"def call(x, y): return x + {made}\n", tuple(calls), backend))
+
+
+# Where a float varies, tripwire computes such a layer itself.
+EMPTY = {
+    "batch norm": ("nn.BatchNorm1d(4)", ("net.eps = 0.5", "net.eps = 0.25", "net.eps = 0.125")),
+    "momentum": ("nn.BatchNorm1d(4)", ("net.momentum = 0.5", "net.momentum = 0.25")),
+    "batch norm in double": ("nn.BatchNorm1d(4).double()", ("net.eps = 0.5", "net.eps = 0.25")),
+    "group norm": ("nn.GroupNorm(2, 4)", ("net.eps = 0.5", "net.eps = 0.25")),
+    "layer norm": ("nn.LayerNorm(4)", ("net.eps = 0.5", "net.eps = 0.25")),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_norm_of_nothing_moves_no_statistics(name) -> None:
+    made, writes = EMPTY[name]
+    program = f"net = {made}\ndef call(x, y): return net(x.to(net.weight.dtype))\n"
+    calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 0, 0, 3)]
+    steps = [*calls, *(step for write in writes for step in (Do(write), *calls))]
+    check(Scenario(program, tuple(steps), "aot_eager"))
