@@ -1079,3 +1079,31 @@ def test_a_norm_of_nothing_moves_no_statistics(name) -> None:
     calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 0, 0, 3)]
     steps = [*calls, *(step for write in writes for step in (Do(write), *calls))]
     check(Scenario(program, tuple(steps), "aot_eager"))
+
+
+# `out=` gives its tensor another size, and nothing reports that.
+RESIZED = {
+    "out of empty state": (
+        "torch.add(x, 1, out=held)\n    return x + held.shape[0]",
+        ("held = torch.zeros(0)", "torch.add(torch.ones(3), 1, out=held)"),
+    ),
+    "a size that is read": (
+        "return x + held.shape[0] + held.sum()",
+        ("torch.add(torch.ones(3), 1, out=held)", "held.resize_(0)"),
+    ),
+    "a form alone": ("return x + len(held)", ("torch.add(torch.ones(3), 1, out=held)",)),
+    "what is joined": (
+        "return torch.cat([held, x.reshape(-1)])",
+        ("torch.ones(3, out=held)", "held = torch.zeros(0)", "torch.cat([y0] * 2, out=held)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_size_that_a_result_gives_to_state_is_seen(backend, name) -> None:
+    body, writes = RESIZED[name]
+    program = f"held, y0 = torch.zeros(0), torch.ones(4)\ndef call(x, y):\n    {body}\n"
+    calls = [Call("new(4), new(4)", times=2), Call("new(2, 4), new(4)", times=2)]
+    steps = [*calls, *calls, *(step for write in writes for step in (Do(write), *calls))]
+    check(Scenario(program, tuple(steps), backend))
