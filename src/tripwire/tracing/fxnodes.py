@@ -175,10 +175,12 @@ def record(
     python: PythonCall | None = None,
     *,
     varies: bool = False,
+    draws: bool = False,
 ) -> fx.Node | None:
     """Append the node of a call that ran, and let it stand for what the call returned.
 
     varies: sizes or numbers that it got may be others on the next call.
+    draws: the random generators have moved.
     """
     if find_autocast() != state.autocast:
         raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
@@ -235,6 +237,7 @@ def record(
         deciders != () and _has_sizes(value),
         makes_size,
         rule.as_it_is or _find_special(rule, args, kwargs, value) or _find_generator(args, kwargs),
+        draws,
     )
     state.writes += bool(state.written)
     if state.regions and any(number <= state.regions[-1].older for number in state.written):

@@ -27,7 +27,13 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
 from tripwire.ranges import SourceRange, is_library_caller
-from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
+from tripwire.reading.tensors import (
+    GeneratorStates,
+    holds_tensor,
+    iter_given,
+    iter_held,
+    version_of,
+)
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
@@ -117,6 +123,7 @@ def _observe(
             state.reach.holders.open_number = None
         written = state.inner.look() if acts else {}
         versions = list(map(version_of, iter_given(args))) if python is not None else []
+        generators = GeneratorStates()
         place: int | None = state.custom_calls
         state.custom_calls += python is not None
         state.inside = inside = Inside(is_plain=functions is not None)
@@ -158,7 +165,8 @@ def _observe(
             rule = replace(rule, target=own)
         if nodes is not None:
             try:
-                record(state, rule, nodes, args, kwargs, value, where, python)
+                draws = generators.have_moved()
+                record(state, rule, nodes, args, kwargs, value, where, python, draws=draws)
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, where))
         if is_followed and state.shadow is not None and state.refusal is None:
