@@ -49,6 +49,7 @@ from tripwire.tracing.bodies import (
     find_names,
     follows_from_shapes,
     has_plain_sizes,
+    lending,
 )
 from tripwire.tracing.fxnodes import AUTOCAST_BY_HAND, CHECKPOINT_WRITES, build_arguments, record
 from tripwire.tracing.observe import Started
@@ -117,7 +118,6 @@ def _observe(
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
         given = args
-        args, kwargs = close_values(args), close_values(kwargs)
         acts = python is not None and state.quiet
         if acts:  # what is met from now on may be what it wrote
             state.reach.holders.open_number = None
@@ -132,7 +132,11 @@ def _observe(
             state.observer.noting() if acts and state.observer else nullcontext([])
         )
         try:
-            with noting as started, state.reach.holders.uprooted():
+            with (
+                lending((args, kwargs)) as (args, kwargs),
+                noting as started,
+                state.reach.holders.uprooted(),
+            ):
                 value = run(*args, **kwargs)
         except Exception as error:
             note_failure(state, rule, error, where)
