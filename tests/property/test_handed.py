@@ -1,4 +1,4 @@
-"""What a custom function gets for its arguments is what the program passed: its class, and itself."""
+"""A custom function gets what the program passed to it: of its class, and the thing itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Random numbers that no name tells of: in layers, initialisations, distributions and functions.
 
-What a call decides by them is another thing each time, and compilers must draw what plain code does.
+What a call decides by them may be another thing each time; compilers
+must draw what plain code does.
 """
 
 from __future__ import annotations
