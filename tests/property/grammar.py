@@ -16,6 +16,7 @@ from property import traits
 from property.corners import CORNERS
 from property.delays import BACKS, BACKS_AROUND, DELAYS
 from property.habits import HABITS
+from property.layers import LAYERS
 from property.slots import COMMON, CONTENTS, PLACES, Content, Place, Slot
 from property.traits import FOUR, Trait
 from property.twins import Back, Call, Do, Scenario, Step
@@ -334,7 +335,7 @@ _QUIET = (
     "def helper(t):\n    return quiet.scale * random.random()"
 )
 
-TRAITS = (*traits.TRAITS, *CORNERS, *HABITS, *DELAYS)
+TRAITS = (*traits.TRAITS, *CORNERS, *HABITS, *DELAYS, *LAYERS)
 FORMS = ("function", "closure", "module", "method")
 
 

@@ -1040,3 +1040,70 @@ def test_what_is_written_through_data_is_undone_where_a_call_turns_back(backend,
         "    x = x * (2 if bool(y[0] > 0) else 3)\n    steps.append(1.0)\n    return x\n"
     )
     check(Scenario(program, (Call("new(4), new(4)", times=8),), backend))
+
+
+# Code of before torch 0.4 makes tensors so. A graph has a tuple for a size: that would be values.
+MADE_NEW = (
+    "x.new(x.size()).fill_(2.0)",
+    "x.new(x.shape[-1:]).zero_() + 1",
+    "x.new(torch.Size([2, x.shape[0]])).fill_(3.0).sum()",
+    "x.new(x.sum().size()).fill_(4.0)",
+    "x.new(x.shape[0], 4).fill_(5.0).sum()",
+    "x.new((x.shape[0], 1.0)).sum()",
+    "torch.distributions.Geometric(torch.full((4,), 0.5)).sample()",
+    "torch.distributions.Multinomial(3, torch.ones(4)).sample()",
+)
+
+
+@pytest.mark.parametrize("made", MADE_NEW)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_new_tensor_of_a_given_size_has_that_size(backend, made) -> None:
+    calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 3, 5, 6)]
+    check(Scenario(f"def call(x, y): return x + {made}\n", tuple(calls), backend))
+
+
+# Where a float varies, tripwire computes such a layer itself.
+EMPTY = {
+    "batch norm": ("nn.BatchNorm1d(4)", ("net.eps = 0.5", "net.eps = 0.25", "net.eps = 0.125")),
+    "momentum": ("nn.BatchNorm1d(4)", ("net.momentum = 0.5", "net.momentum = 0.25")),
+    "batch norm in double": ("nn.BatchNorm1d(4).double()", ("net.eps = 0.5", "net.eps = 0.25")),
+    "group norm": ("nn.GroupNorm(2, 4)", ("net.eps = 0.5", "net.eps = 0.25")),
+    "layer norm": ("nn.LayerNorm(4)", ("net.eps = 0.5", "net.eps = 0.25")),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_norm_of_nothing_moves_no_statistics(name) -> None:
+    made, writes = EMPTY[name]
+    program = f"net = {made}\ndef call(x, y): return net(x.to(net.weight.dtype))\n"
+    calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 0, 0, 3)]
+    steps = [*calls, *(step for write in writes for step in (Do(write), *calls))]
+    check(Scenario(program, tuple(steps), "aot_eager"))
+
+
+# `out=` gives its tensor another size, and nothing reports that.
+RESIZED = {
+    "out of empty state": (
+        "torch.add(x, 1, out=held)\n    return x + held.shape[0]",
+        ("held = torch.zeros(0)", "torch.add(torch.ones(3), 1, out=held)"),
+    ),
+    "a size that is read": (
+        "return x + held.shape[0] + held.sum()",
+        ("torch.add(torch.ones(3), 1, out=held)", "held.resize_(0)"),
+    ),
+    "a form alone": ("return x + len(held)", ("torch.add(torch.ones(3), 1, out=held)",)),
+    "what is joined": (
+        "return torch.cat([held, x.reshape(-1)])",
+        ("torch.ones(3, out=held)", "held = torch.zeros(0)", "torch.cat([y0] * 2, out=held)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_size_that_a_result_gives_to_state_is_seen(backend, name) -> None:
+    body, writes = RESIZED[name]
+    program = f"held, y0 = torch.zeros(0), torch.ones(4)\ndef call(x, y):\n    {body}\n"
+    calls = [Call("new(4), new(4)", times=2), Call("new(2, 4), new(4)", times=2)]
+    steps = [*calls, *calls, *(step for write in writes for step in (Do(write), *calls))]
+    check(Scenario(program, tuple(steps), backend))

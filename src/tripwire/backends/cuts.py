@@ -30,7 +30,7 @@ from tripwire.backends.limits import BEGINS, is_pick, sets_data
 from tripwire.env import LSTM_KEEPS_ITS_SHAPE
 from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Refusal
-from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
+from tripwire.rulebook.rules import DELATTR, GETATTR, RECURRENT, SETATTR, words
 from tripwire.tracing.fxnodes import LEAF
 from tripwire.tracing.open.opening import FORMED, NUMBER
 from tripwire.tracing.result import is_random
@@ -59,9 +59,10 @@ _CHANGED = "its backward needs a value from before a change in place"
 _FIXED = "it takes a float that varies, which would become a constant of the compiled code"
 _UNROLLED = "a compiler would unroll it, for one length"
 _ONE_KERNEL = "it is one kernel of cuDNN's, which a compiler would take apart into its steps"
+# `_rnn_helper` in torch/_decomp/decompositions.py, 2.13, compares the layers the wrong way round.
+_NO_DROPOUT = "torch's compilers leave out the dropout between its layers"
 _MORE_DIMENSIONS = "torch's compilers give its last states a dimension more (before torch 2.13)"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
-_LAYERS = words("gru lstm rnn_relu rnn_tanh")
 _MAKES_TENSORS = words("tensor as_tensor asarray new_tensor")
 
 
@@ -133,7 +134,7 @@ def find_cuts(
             or (_UNFORMED if _has_no_fake(node) else None)
             or (_FIXED if fixing is not None and _is_fixed(node, fixing, own_dropout) else None)
             or (_UNROLLED if FORMED in node.meta else None)
-            or (_find_layer(node, fixing is None) if _name_of(node) in _LAYERS else None)
+            or (_find_layer(node, fixing is None) if _name_of(node) in RECURRENT else None)
         )
         if found is not None:
             why[node] = found
@@ -176,6 +177,9 @@ def _has_no_fake(node: fx.Node) -> bool:
 
 def _find_layer(node: fx.Node, is_whole: bool) -> str | None:
     """Why recurrent layers run as they are. Code that must be whole has their steps."""
+    facts: NodeFacts = node.meta[FACTS]
+    if facts.draws:
+        return _NO_DROPOUT
     values = [given.meta[FACTS].value for given in node.all_input_nodes]
     tensors = [value for value in values if isinstance(value, TensorMeta)]
     if not LSTM_KEEPS_ITS_SHAPE and _name_of(node) == "lstm" and any(map(wants_grad, tensors)):

@@ -250,8 +250,8 @@ def _spell_with(function: Callable[..., Any], *names: str) -> Callable[[fx.Node]
     signature, target = inspect.signature(known), Target(function, known.__name__)
 
     def spell(node: fx.Node) -> fx.Node | None:
-        if node.target is not known or not _has_dtype(node, _WIDE):
-            return None
+        if node.target is not known or not _has_dtype(node, _WIDE) or _is_empty(node):
+            return None  # of nothing, torch computes nothing: no statistics either
         bound = signature.bind(*node.args, **node.kwargs)
         given = bound.arguments
         opened = [name for name in names if _is_number(given.get(name))]
@@ -263,6 +263,11 @@ def _spell_with(function: Callable[..., Any], *names: str) -> Callable[[fx.Node]
         return node.graph.call_function(target, (), dict(given))
 
     return spell
+
+
+def _is_empty(node: fx.Node) -> bool:
+    meta: TensorMeta = node.meta[FACTS].value
+    return 0 in meta.shape
 
 
 def _is_number(value: object) -> bool:

@@ -412,6 +412,11 @@ class GeneratorStates:
             if not torch.equal(generator.get_state(), state):
                 yield generator, state
 
+    def have_moved(self) -> bool:
+        """Whether something drew from one since."""
+        with torch._C.DisableTorchFunction():  # a mode needn't know that somebody asks
+            return any(self.find_moved())
+
     @contextmanager
     def as_before(self, all_of_them: bool = True) -> Iterator[None]:
         """Them as they were, for a while; or the given ones alone: other threads draw, too."""

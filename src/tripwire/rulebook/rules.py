@@ -95,6 +95,7 @@ class Call(Struct, frozen=True):
     opaque: bool = False  # Python or scripted code runs inside: any size may depend on values
     of_shapes: bool = False  # the result's values depend on the arguments' shapes alone
     as_it_is: str | None = None  # why no compiler may look inside; None: it may
+    may_draw: bool = False  # whether it draws random numbers shows when it runs
 
 
 class Query(Struct, frozen=True):
@@ -335,6 +336,7 @@ def _build_rule(func: Any) -> Rule:
         "takes_sizes": name in _TAKES_SIZES,
         "splits": name in _SPLITS,
         "may_write": _writes(name) or isinstance(func, FunctionType),  # F.relu(inplace=True)
+        "may_draw": _may_draw(func, name),
     }
     module = getattr(func, "__module__", None)  # a method of C's has none
     own = getattr(torch.Tensor, name, None), _first_method(name)
@@ -348,6 +350,13 @@ def _build_rule(func: Any) -> Rule:
     return Call(
         "call_function", as_target(func), name, None, writes_also=also, opaque=users, **facts
     )
+
+
+def _may_draw(func: Any, name: str) -> bool:
+    """Whether a function of torch's has a dropout or draws inside, although no name tells."""
+    if name in RECURRENT:
+        return True
+    return isinstance(func, FunctionType) and not DRAWING.isdisjoint(func.__code__.co_names)
 
 
 def _find_flag(func: Any) -> WrittenArguments | None:
@@ -450,6 +459,17 @@ def _writes(name: str) -> bool:
 
 
 _NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__init__"})
+
+
+DROPOUTS = words(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout"
+)
+DRAWING = DROPOUTS | words(
+    "rand randn randint randperm rand_like randn_like randint_like normal normal_ "
+    "uniform_ bernoulli bernoulli_ multinomial poisson random_ exponential_ cauchy_ "
+    "log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
+)
+RECURRENT = words("gru lstm rnn_relu rnn_tanh")
 
 
 @cache

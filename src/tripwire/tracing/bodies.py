@@ -16,8 +16,10 @@ aren't known to do neither make a function opaque.
 from __future__ import annotations
 
 import dis
+import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -30,9 +32,10 @@ from tripwire.reading.names import find_steps
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
-from tripwire.values.classes import ids_of, isinstance, module_of
+from tripwire.values.classes import ids_of, is_exactly, isinstance, module_of
 from tripwire.values.contents import all_codes
 from tripwire.values.identity import is_library_class, is_library_function
+from tripwire.values.numbers import plain
 
 Functions = tuple[FunctionType, ...]
 
@@ -358,3 +361,59 @@ def _is_sized_by_data(name: str, schema: str) -> bool:
     operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
     tags = [] if operator is None else operator.tags
     return name in SIZED_BY_DATA or torch.Tag.dynamic_output_shape in tags
+
+
+# --- open numbers among its arguments ------------------------------------------------------------
+# Code that isn't followed may ask what its arguments are, keep them or change them. So it gets
+# plain numbers, and the very lists and dicts of the call.
+
+
+@contextmanager
+def lending(value: Any) -> Iterator[Any]:
+    """A call's arguments with plain numbers. Their lists and dicts hold plain numbers meanwhile."""
+    lent: list[_Lent] = []
+    try:
+        yield _lend(value, lent)
+    finally:
+        for container, key, held, lent_out in lent:
+            if isinstance(container, dict):
+                if dict.get(container, key) is lent_out:
+                    dict.__setitem__(container, key, held)
+            elif key < list.__len__(container) and list.__getitem__(container, key) is lent_out:
+                list.__setitem__(container, key, held)
+
+
+_Lent = tuple[Any, Any, object, object]  # a list or a dict, a key, what it holds, and its stand-in
+
+
+def _lend(value: Any, lent: list[_Lent]) -> Any:
+    if isinstance(value, tuple):
+        items = [_lend(item, lent) for item in tuple.__iter__(value)]
+        if all(map(operator.is_, items, tuple.__iter__(value))):
+            return value
+        return torch.Size(items) if is_exactly(value, torch.Size) else _make_alike(value, items)
+    if isinstance(value, list):
+        _lend_items(value, [*enumerate(list.__iter__(value))], list.__setitem__, lent)
+    elif isinstance(value, dict):
+        _lend_items(value, [*dict.items(value)], dict.__setitem__, lent)
+    elif is_exactly(value, slice):
+        return slice(*map(plain, (value.start, value.stop, value.step)))
+    return plain(value)
+
+
+def _lend_items(
+    container: Any, items: list[tuple[Any, Any]], put: Callable[..., None], lent: list[_Lent]
+) -> None:
+    for key, item in items:
+        closed = _lend(item, lent)
+        if closed is not item:
+            put(container, key, closed)
+            lent.append((container, key, item, closed))
+
+
+def _make_alike(value: Any, items: list[Any]) -> Any:
+    """A tuple of the same class, with what else it has."""
+    made = tuple.__new__(type(value), items)
+    if hasattr(value, "__dict__"):
+        vars(made).update(vars(value))
+    return made

@@ -52,7 +52,7 @@ from tripwire.tracing.state import (
     create_node,
 )
 from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
-from tripwire.values.numbers import is_open
+from tripwire.values.numbers import close_values, is_open
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
 # constant that the graph's module holds.
@@ -105,8 +105,12 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
         return value.value if state.shadow is None else state.shadow.node_of(value)
     if kind is complex and cmath.isfinite(value) and repr(eval(repr(value))) == repr(value):
         return value  # fx spells nan and inf, and the sign of zero, not in complex
+    if (kind is list or kind is dict) and rule.opaque and _is_kept(state, value):
+        return _constant(state, rule, value, where)
     if kind is list:
         return [_convert(state, rule, item, where) for item in value]
+    if kind is torch.Size and rule.opaque:  # which fx has no word for, and Python code asks
+        return _constant(state, rule, close_values(value), where)
     if kind is tuple or kind is torch.Size:
         return tuple([_convert(state, rule, item, where) for item in value])
     if kind is slice:
@@ -115,9 +119,16 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
     if kind is dict:
         return {key: _convert(state, rule, item, where) for key, item in value.items()}
     if isinstance(value, (tuple, list)):  # a namedtuple, or another subclass
+        if rule.opaque and not is_namedtuple(kind):  # Python code asks what it is
+            return _constant(state, rule, value, where)
         items = [_convert(state, rule, item, where) for item in value]
         return kind(*items) if is_namedtuple(kind) else tuple(items)
     return _constant(state, rule, value, where)
+
+
+def _is_kept(state: TracingState, container: object) -> bool:
+    """Whether it is the program's, so that code which gets it may look at it later."""
+    return state.quiet and not holds_tensor(container) and state.reach.is_anchored(container)
 
 
 _SHARES_MEMORY = frozenset({"as_tensor", "asarray", "from_numpy"})
@@ -175,10 +186,12 @@ def record(
     python: PythonCall | None = None,
     *,
     varies: bool = False,
+    draws: bool = False,
 ) -> fx.Node | None:
     """Append the node of a call that ran, and let it stand for what the call returned.
 
     varies: sizes or numbers that it got may be others on the next call.
+    draws: the random generators have moved.
     """
     if find_autocast() != state.autocast:
         raise Refused("torch-state-changed", AUTOCAST_BY_HAND)
@@ -235,6 +248,7 @@ def record(
         deciders != () and _has_sizes(value),
         makes_size,
         rule.as_it_is or _find_special(rule, args, kwargs, value) or _find_generator(args, kwargs),
+        draws,
     )
     state.writes += bool(state.written)
     if state.regions and any(number <= state.regions[-1].older for number in state.written):

@@ -25,7 +25,13 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from tripwire.env import torch_path
 from tripwire.ranges import is_library_caller
-from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, version_of
+from tripwire.reading.tensors import (
+    GeneratorStates,
+    holds_tensor,
+    iter_given,
+    iter_held,
+    version_of,
+)
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
@@ -42,6 +48,7 @@ from tripwire.tracing.bodies import (
     find_names,
     follows_from_shapes,
     has_plain_sizes,
+    lending,
 )
 from tripwire.tracing.fxnodes import CHECKPOINT_WRITES, build_arguments, record
 from tripwire.tracing.observe import Started
@@ -101,12 +108,12 @@ def _observe(
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
         given = args
-        args, kwargs = close_values(args), close_values(kwargs)
         acts = python is not None and state.quiet
         if acts:  # what is met from now on may be what it wrote
             state.reach.holders.open_number = None
         written = state.inner.look() if acts else {}
         versions = list(map(version_of, iter_given(args))) if python is not None else []
+        generators = GeneratorStates()
         place: int | None = state.custom_calls
         state.custom_calls += python is not None
         state.inside = inside = Inside(is_plain=functions is not None)
@@ -115,7 +122,11 @@ def _observe(
             state.observer.noting() if acts and state.observer else nullcontext([])
         )
         try:
-            with noting as started, state.reach.holders.uprooted():
+            with (
+                lending((args, kwargs)) as (args, kwargs),
+                noting as started,
+                state.reach.holders.uprooted(),
+            ):
                 value = run(*args, **kwargs)
         except Exception as error:
             note_failure(state, rule, error, where)
@@ -148,7 +159,8 @@ def _observe(
             rule = replace(rule, target=own)
         if nodes is not None:
             try:
-                record(state, rule, nodes, args, kwargs, value, where, python)
+                draws = generators.have_moved()
+                record(state, rule, nodes, args, kwargs, value, where, python, draws=draws)
             except Refused as refused:
                 state.refuse(Refusal(refused.slug, refused.reason, where))
         if is_followed and state.shadow is not None and state.refusal is None:

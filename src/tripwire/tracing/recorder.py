@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from tripwire.ranges import SourceRange, capture_range, is_library_caller
-from tripwire.reading.tensors import PLAIN_TENSORS, iter_given, version_of
+from tripwire.reading.tensors import PLAIN_TENSORS, GeneratorStates, iter_given, version_of
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import (
     RULES,
@@ -71,6 +71,7 @@ def _is_iteration(where: SourceRange) -> bool:
     return _ITER in where.raw[:1]
 
 
+_NEW = torch.Tensor.new
 _PAD_SEQUENCE = torch._C._nn.pad_sequence
 
 
@@ -149,6 +150,8 @@ class Recorder(TorchFunctionMode):
         state = self.state
         if func not in RULES:
             func = find_original(func)
+        if func is _NEW and len(args) == 2 and is_exactly(args[1], torch.Size):
+            func = torch.Tensor.new_empty  # a graph has tuples for sizes, and takes them for values
         given = args, kwargs
         if state.shadow is not None and any(map(is_open, iter_leaves(given))):
             given = state.shadow.take(given)
@@ -240,10 +243,12 @@ class Recorder(TorchFunctionMode):
             if rule.name == "backward":
                 note_gradients(state, self._range())
             python: PythonCall | None = None
+            runs_python = rule.opaque or rule.name in _RUNS_PYTHON
+            generators = GeneratorStates() if runs_python or rule.may_draw else None
             begin = perf_counter_ns()
             state.is_inside = True
             try:
-                if rule.opaque or rule.name in _RUNS_PYTHON:
+                if runs_python:
                     with _noting_python(state) as started:
                         value = func(*args, **kwargs)
                     python = PythonCall(func) if started else None
@@ -259,7 +264,9 @@ class Recorder(TorchFunctionMode):
                     note_time(state, func, args, perf_counter_ns() - begin)
             try:
                 where = capture_range(2, state.ends, state.outer)  # _range(), without two calls
-                record(state, rule, nodes, args, kwargs, value, where, python, varies=varies)
+                draws = generators is not None and generators.have_moved()
+                outcome = value, where, python
+                record(state, rule, nodes, args, kwargs, *outcome, varies=varies, draws=draws)
                 if rule.name == "unbind" and not state.quiet and _is_iteration(where):
                     note_length(state, "__iter__", args[0], len(value), where)
                 if shadow is not None and varies:

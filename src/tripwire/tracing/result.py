@@ -29,7 +29,7 @@ from tripwire.reading.structure import Building, PartPlan, build_skeleton, find_
 from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of, version_of
 from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.rulebook.refusals import Refusal
-from tripwire.rulebook.rules import Call, is_seeded, rule_for, words
+from tripwire.rulebook.rules import DRAWING, DROPOUTS, Call, is_seeded, rule_for, words
 from tripwire.tracing import attention
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.modes import restoring_contexts
@@ -505,16 +505,6 @@ def _first_and_others(sources: dict[Source, bool]) -> tuple[Source, tuple[Source
 # inputs lie in memory. Each node says so by the name of what it calls.
 
 
-_DROPOUTS = words(
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout"
-)
-_RANDOM = words(
-    "rand randn randint randperm rand_like randn_like randint_like normal normal_ "
-    "uniform_ bernoulli bernoulli_ multinomial poisson random_ exponential_ cauchy_ "
-    "log_normal_ geometric_ rrelu gumbel_softmax fractional_max_pool2d"
-)
-
-
 def can_repeat(trace: Trace) -> bool:
     """Whether running a trace's graph leaves nothing behind: it draws and writes nothing."""
     writes = any(wanted.written for wanted in trace.inputs)
@@ -583,7 +573,10 @@ def is_opaque(trace: Trace) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
-    if name_of(node) in _DROPOUTS:
+    facts: NodeFacts | None = node.meta.get(FACTS)
+    if facts is not None and facts.draws:
+        return True
+    if name_of(node) in DROPOUTS:
         share = node.args[1] if len(node.args) > 1 else node.kwargs.get("p")
         if type(share) in (int, float) and share == 0:
             return False
@@ -593,7 +586,7 @@ def is_random(node: fx.Node) -> bool:
     if name_of(node) == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return not isinstance(dropout, (int, float)) or dropout != 0
-    return name_of(node) in _RANDOM or is_seeded(name_of(node))
+    return name_of(node) in DRAWING or is_seeded(name_of(node))
 
 
 def name_of(node: fx.Node) -> str:

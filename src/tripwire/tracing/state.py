@@ -91,6 +91,7 @@ class NodeFacts(NamedTuple):  # a tuple: one per node, see SourceRange
     sized_by_values: bool = False  # the result's shape may be another on the next call,
     makes_size: bool = False  # since this call makes a size of values
     as_it_is: str | None = None  # why no compiler may look inside this call; None: it may
+    draws: bool = False  # random numbers, as the generators showed
 
 
 FACTS = "tripwire"

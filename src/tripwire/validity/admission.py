@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tripwire.imports import UNCOUNTED, count_registrations
 from tripwire.reading.effects import Carried, Counted, WrittenHolder, place_of, refer_to
@@ -37,7 +38,7 @@ from tripwire.tracing.open.draws import look_ahead
 from tripwire.tracing.open.opening import LARGEST_OPEN, NumberInput, Planted
 from tripwire.tracing.result import Completion, Trace, can_repeat, has_python, reads_offsets
 from tripwire.validity.guards import GuardWriter
-from tripwire.validity.kept import Alike, Held, Kept, Memory
+from tripwire.validity.kept import Alike, Held, Kept, Memory, Sizes
 from tripwire.validity.probes import build_sounders
 from tripwire.validity.table import STATE_IDS, Guards, TableRow
 from tripwire.validity.wires import NOBODY, PulledWire
@@ -103,6 +104,7 @@ class Admission:
         row = TableRow("quiet", x=sentry.is_quiet, y=(*standing.trouble.parts, standing.settle))
         writer.check("", "(_quiet() and not _trouble) or _settle()", "", "''", row)
         self._write_gradients(writer)
+        self._write_sizes(writer)
         for wire in self._pulled:
             self._write_pulled(writer, wire)
         return self._write_arguments(writer)
@@ -149,6 +151,19 @@ class Admission:
             for ref in map(Hidden, formed):
                 found = f"getattr({writer.constant(ref)}(), 'requires_grad', False)"
                 writer.check("state", f"not {found}", "requires_grad=False", found)
+
+    def _write_sizes(self, writer: GuardWriter) -> None:
+        """`out=` gives a tensor another size, silently if it is empty. No writer of it is known."""
+        given = (node.kwargs["out"] for node in self.trace.graph.nodes if "out" in node.kwargs)
+        taking = {node for out in given for node in tree_leaves(out)}
+        placeholders = self.trace.graph.find_nodes(op="placeholder")[len(self.trace.numbers) :]
+        pairs = zip(placeholders, self.completion.tensors, strict=True)
+        taken = {id(tensor) for node, tensor in pairs if node in taking}
+        state = [*self._held.tensors, *(tensor for tensor, _ in self.completion.asked)]
+        found = [one for one in state if id(one) in taken or _is_empty(one)]
+        if found:
+            sizes = writer.constant(Sizes(found, self._held).are_same)
+            writer.check("state", f"{sizes}()", "tensors of the same sizes", "'others'")
 
     def _has_abstract_classes(self) -> bool:
         return any(isinstance(cls, abc.ABCMeta) for cls, _ in self.reach.classes) or (
@@ -539,3 +554,7 @@ def _has_kind(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     now, traits = traits_of(value), facts[1]
     same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
     return same and meta == facts[0]
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.numel()

@@ -92,6 +92,22 @@ class Held:
         self.tensors = self._weak = ()
 
 
+class Sizes:
+    """The sizes of tensors of state that `out=` may have changed, which nothing reports."""
+
+    __slots__ = ("_refs", "_seen")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Held) -> None:
+        self._refs = [held.refer_to(tensor) or Hidden(tensor) for tensor in tensors]
+        self._seen = [tensor.shape for tensor in tensors]
+
+    def are_same(self) -> bool:
+        """Whether each has the size that it had. One that is gone retires its entry anyway."""
+        found: list[Any] = [refer() for refer in self._refs]
+        pairs = zip(found, self._seen, strict=True)
+        return all(tensor is None or tensor.shape == seen for tensor, seen in pairs)
+
+
 class Memory:
     """Which tensors of state share memory, for an entry that writes to tensors in place.
 

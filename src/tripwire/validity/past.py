@@ -251,7 +251,8 @@ def _find_written(node: fx.Node) -> list[fx.Node]:
     if name == "set_" or not (is_method or name in _CHANGE_FIRST) or "out" in node.kwargs:
         return node.all_input_nodes
     found: list[fx.Node] = []
-    fx.node.map_arg(node.args[0], found.append)
+    first = node.args[:1] or tuple(node.kwargs.values())[:1]  # `nn.init` passes all by name
+    fx.node.map_arg(first, found.append)
     return found
 
 

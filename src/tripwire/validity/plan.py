@@ -323,7 +323,9 @@ class _PlanBuilder:
         """What values are compared with: an equal list will do if its identity isn't read."""
         if self.reads.compares_identity:
             return Keeper(tells_numbers=self.reads.asks_which_number)
-        named = {*self.completion.handed_out, *self.reach.fresh, *map(id, self.reach.aliases)}
+        constants = (constant.value for constant in self.trace.constants)
+        itself = (*self.reach.aliases, *constants)
+        named = {*self.completion.handed_out, *self.reach.fresh, *map(id, itself)}
         self.alike = self._find_alike(named)
         return Keeper(self.alike, lambda value: id(value) in named)
 
