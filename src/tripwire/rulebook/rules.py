@@ -177,9 +177,10 @@ _REFUSED = {
 }
 _TRANSFORM = Refuse(
     "function-transform",
-    "a torch.func transform (vmap, grad, jvp, ...) wraps tensors, and a graph can't hold the "
-    "wrapping. Call the transform outside the traced function.",
+    "this transform of torch.func traces the function or replaces its tensors, and a graph can't "
+    "hold that. Call it outside the traced function.",
 )
+_UNFOLLOWED_TRANSFORMS = words("functionalize wrapped linearize jvp_fn restore_vmap inner")
 _HIGHER_ORDER = Refuse(
     "higher-order-operator",
     "torch.cond, while_loop and their like take several Python functions, and one run shows "
@@ -257,11 +258,9 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
     if path.startswith("_higher_order_ops/"):
         return _HIGHER_ORDER, None
     if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
-        return _TRANSFORM, None
+        return _TRANSFORM, _UNFOLLOWED_TRANSFORMS
     if path.endswith("random.py"):
         return _RESEEDED, _SEEDING
-    if path == "autograd/forward_ad.py":
-        return _TRANSFORM, None
     if path == "autograd/grad_mode.py":
         return _INNER_CONTEXT, frozenset({"_enter_inference_mode"})
     if path == "autograd/graph.py":

@@ -31,7 +31,7 @@ from tripwire.reading.tensors import holds_tensor, iter_given, iter_held, versio
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
-from tripwire.tracing import outside, pythonhooks
+from tripwire.tracing import levels, outside, pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
 from tripwire.tracing.bodies import (
     OF_CLASSES,
@@ -54,7 +54,7 @@ from tripwire.values.numbers import close_values, is_open, iter_leaves
 from tripwire.writes.patches import Patch, Patches, RarerCollections
 
 # What a hook calls in the library is what the user called.
-FILES = frozenset({__file__, pythonhooks.__file__, outside.__file__})
+FILES = frozenset({__file__, pythonhooks.__file__, outside.__file__, levels.__file__})
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _observe(
         is_followed = computes_with_symbols(python.function, functions)
     if state.shadow is not None:
         state.shadow.close_call((args, kwargs), rule.name, is_known=is_followed)
-    with _aside(state):
+    with state.unrecorded():
         nodes = None
         try:
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
@@ -164,20 +164,6 @@ def _observe(
         if is_followed and state.shadow is not None and state.refusal is None:
             state.shadow.follow_function(rule, run, given, value, changes(args, versions))
         return value
-
-
-@contextmanager
-def _aside(state: TracingState) -> Iterator[None]:
-    """Record nothing: neither what a call does inside, nor what recording it asks of tensors."""
-    CURRENT.state = None
-    if state.observer is not None:
-        state.observer.pause()
-    try:
-        yield
-    finally:
-        if state.observer is not None:
-            state.observer.resume()
-        CURRENT.state = state
 
 
 # --- scopes ----------------------------------------------------------------------------------
@@ -272,7 +258,7 @@ def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Fun
     """The functions that a forward runs, where what they read can be watched."""
     if state.observer is None or state.reach.find_source(cls) is None:
         return None
-    with _aside(state):
+    with state.unrecorded():
         return find_functions(cls, close_values(args))
 
 
@@ -483,7 +469,7 @@ def _watch_context(
             rule = Call("call_function", enter, enter.__name__)
             values = tuple(getattr(self, name) for name in settings)
             where, state.autocast = _range(state), find_autocast()
-            with _aside(state):
+            with state.unrecorded():
                 node = record(state, rule, (values, {}), (), {}, None, where)
             assert node is not None  # a call without a result is always recorded
             state.contexts.setdefault(id(self), []).append(node)
@@ -496,7 +482,7 @@ def _watch_context(
             if opened:
                 rule = Call("call_function", leave, leave.__name__)
                 where, state.autocast = _range(state), find_autocast()
-                with _aside(state):
+                with state.unrecorded():
                     record(state, rule, ((opened.pop(),), {}), (), {}, None, where)
             else:
                 state.refuse(
@@ -546,7 +532,7 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
             yield
             yield from generator
             return
-        with _aside(state):  # what checkpointing does around the function is no part of it
+        with state.unrecorded():  # what checkpointing does around the function is no part of it
             next(generator)
             _run_again_alike()
             written = state.inner.look()
@@ -559,7 +545,7 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             state.regions.pop()
-        with _aside(state):
+        with state.unrecorded():
             if not state.inner.is_as(written):
                 state.refuse(Refusal("checkpoint-writes", CHECKPOINT_WRITES, _range(state)))
             next(generator, None)
@@ -593,6 +579,7 @@ PATCHES = (
         ("mode",),
     ),
     Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _wrap_checkpoint),
+    *levels.PATCHES,
 )
 _OF_TORCH = Patches(lambda: PATCHES)
 # Recording makes tens of objects where the run makes one, and most of them stay. 36 layers: a trace

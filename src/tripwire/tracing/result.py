@@ -6,8 +6,6 @@ branches that it took. Calling it checks the first and runs the graph.
 
 from __future__ import annotations
 
-import linecache
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +27,7 @@ from tripwire.reading.torchstate import Answer, find_changes
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import Call, is_seeded, rule_for, words
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.graphs import Level, any_inside, build_module, iter_calls
 from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.open.opening import OPEN_INPUT, NumberInput
 from tripwire.tracing.state import (
@@ -142,19 +141,6 @@ class _LazyModule(Struct):
                 setattr(root, constant.name, constant.value)
             self.built = build_module(root, self.graph, self.name)
         return self.built
-
-
-def build_module(root: nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph's module. What fx keeps of its generated source goes when the module does."""
-    module = fx.GraphModule(root, graph, class_name=name)
-    key = module.forward.__code__.co_filename
-    weakref.finalize(module, _forget_source, key).atexit = False
-    return module
-
-
-def _forget_source(key: str) -> None:
-    linecache.cache.pop(key, None)
-    fx.graph_module._loader.eval_cache.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,7 +279,7 @@ class Trace:
     @property
     def has_contexts(self) -> bool:
         """Whether the graph enters autocast, inference mode, or another grad mode."""
-        return any(n.target in _CONTEXT_NODES for n in self.graph.nodes)
+        return any(n.target in _CONTEXT_NODES for n in iter_calls(self.graph.nodes))
 
     def _check_torch_state(self) -> None:
         if not self.has_contexts and not self.requires_grad_matters:
@@ -530,6 +516,7 @@ def acts(trace: Trace) -> bool:
     return any(map(node_acts, _calls_of(trace)))
 
 
+@any_inside
 def node_acts(node: fx.Node) -> bool:
     """Whether a call does so. A custom function whose code is known only computes."""
     facts = node.meta[FACTS]
@@ -544,16 +531,18 @@ def has_python(trace: Trace) -> bool:
 
 
 def _calls_of(trace: Trace) -> list[fx.Node]:
-    return [node for node in trace.graph.nodes if node.op in ("call_function", "call_method")]
+    return list(iter_calls(trace.graph.nodes))
 
 
 def is_opaque(trace: Trace) -> bool:
     """Whether a graph calls code of the user's, which may draw without saying so."""
-    called = (node.target for node in trace.graph.nodes if node.op == "call_function")
-    rules = (rule_for(target) for target in called if callable(target))
+    called = (node.target for node in _calls_of(trace) if node.op == "call_function")
+    others = (target for target in called if not isinstance(target, Level))
+    rules = (rule_for(target) for target in others if callable(target))
     return any(type(rule) is Call and rule.opaque for rule in rules)
 
 
+@any_inside
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
     if name_of(node) in _DROPOUTS:

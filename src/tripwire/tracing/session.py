@@ -42,6 +42,7 @@ from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks, memos
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.open.draws import Advance
+from tripwire.tracing.outlines import outline_levels
 from tripwire.tracing.outside import Outside
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule, build_inputs
@@ -360,6 +361,8 @@ class Session:
             drop_unused_inputs(state)
             if state.shadow is not None:
                 state.shadow.pass_sizes()
+        if state.has_levels:
+            outline_levels(state, bool(self.before["grad mode"]))
         inputs = build_inputs(self.state)
         result = self._settle()
         if effects is None or not effects.steps:

@@ -25,7 +25,15 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from tripwire.errors import raise_interruption
 from tripwire.reading.sources import Source
-from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
+from tripwire.reading.tensors import (
+    PLAIN_TENSORS,
+    TensorMeta,
+    find_leaf,
+    is_wrapped,
+    iter_given,
+    meta_of,
+    unwrap,
+)
 from tripwire.tracing.open.opening import Opening, OpenTensor, Range
 from tripwire.tracing.open.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.tracing.state import TracingState
@@ -209,8 +217,14 @@ class Fakes:
     def put(self, tensor: torch.Tensor, fake: Any) -> None:
         """A tensor has the sizes of this fake, which may all be fixed."""
         symbols = (*fake.size(), *fake.stride())
+        if is_wrapped(fake):  # its sizes leave out those that vmap goes over
+            inside = unwrap(fake)
+            symbols = (*symbols, *inside.size(), *inside.stride())
         if not any(map(is_open_symbol, symbols)):
             self._fakes.pop(id(tensor), None)
+            return
+        if is_wrapped(fake):
+            self._fakes[id(tensor)] = weakref.ref(tensor), fake
             return
         key = (*(fake.dtype, fake.device), *map(expression_of, symbols))
         self._fakes[id(tensor)] = weakref.ref(tensor), self._forms.setdefault(key, fake)
@@ -295,6 +309,7 @@ class Fakes:
         try:
             key = (
                 func,
+                torch._C._functorch.maybe_current_level(),
                 autocast,
                 torch.get_default_dtype(),
                 self._spell(args),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ class Follower:
                     if spelling is not None or self._opening.whole
                     else find_form(func, args, results, self._fakes.find)
                 )
-                told = spelling or form or func
+                told = spelling or form or _TOLD.get(func, func)
                 fakes = self._fakes.imitate(told, args, kwargs, in_place=in_place)
                 self._shadow.note_decisions(rule.name)
                 why = fakes if isinstance(fakes, str) else ""
@@ -134,6 +135,18 @@ class Follower:
         kept = () if fake is None else fake.size()[mask.dim() :]
         is_broadcast = rule.name == "masked_select" and mask.dim() != owner.dim()
         return not is_broadcast and not any(map(is_open_symbol, kept))
+
+
+def _form_gradients(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, **_: Any
+) -> tuple[torch.Tensor, ...]:
+    """What gradients look like: fakes have no graph of autograd's. vmap goes over all or none."""
+    zeros = [tensor.sum() * 0 for tensor in iter_given((outputs, grad_outputs))]
+    zero = functools.reduce(operator.add, zeros)
+    return tuple(torch.empty_like(one) + zero.to(one.dtype) for one in iter_given(inputs))
+
+
+_TOLD: dict[Callable[..., Any], Callable[..., Any]] = {torch.autograd.grad: _form_gradients}
 
 
 def _is_handed_back(rule: Call, given: Any, value: object) -> bool:
