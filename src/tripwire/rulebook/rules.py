@@ -181,6 +181,11 @@ _TRANSFORM = Refuse(
     "hold that. Call it outside the traced function.",
 )
 _UNFOLLOWED_TRANSFORMS = words("functionalize wrapped linearize jvp_fn restore_vmap inner")
+_CUSTOM_FUNCTION = Refuse(
+    "function-transform",
+    "a custom autograd function runs inside a transform of torch.func, which calls its code in "
+    "ways that a graph can't hold. Write it with torch's own operators, or call it outside.",
+)
 _HIGHER_ORDER = Refuse(
     "higher-order-operator",
     "torch.cond, while_loop and their like take several Python functions, and one run shows "
@@ -259,6 +264,8 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
         return _HIGHER_ORDER, None
     if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
         return _TRANSFORM, _UNFOLLOWED_TRANSFORMS
+    if path == "_functorch/autograd_function.py":
+        return _CUSTOM_FUNCTION, None
     if path.endswith("random.py"):
         return _RESEEDED, _SEEDING
     if path == "autograd/grad_mode.py":

@@ -530,6 +530,11 @@ def has_python(trace: Trace) -> bool:
     return any(node.meta[FACTS].python is not None for node in _calls_of(trace))
 
 
+def has_levels(trace: Trace) -> bool:
+    """Whether a graph goes through transforms of torch.func."""
+    return any(isinstance(node.target, Level) for node in _calls_of(trace))
+
+
 def _calls_of(trace: Trace) -> list[fx.Node]:
     return list(iter_calls(trace.graph.nodes))
 

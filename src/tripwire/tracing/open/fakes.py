@@ -14,7 +14,9 @@ from time import thread_time
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch._C import _functorch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -137,7 +139,7 @@ class Fakes:
         if tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
             return
         label = f"t{len(self.opened)}"
-        with self._state.aside():
+        with self._state.aside(), temporarily_clear_interpreter_stack():
             shape = tensor.size()
             is_passed = not any(sources.values())
             dims = self._opening.choose_dims(path, shape, is_passed=is_passed)
@@ -290,13 +292,25 @@ class Fakes:
         found = self.find(value)
         if found is not None:
             return found
+        if is_wrapped(value):
+            return self._wrap_alike(value)
         meta = meta_of(value)._replace(requires_grad=False)
         if meta.stride is None or id(type(value)) not in PLAIN_TENSORS:
             return self.mode.from_tensor(value, static_shapes=True)
         found = self._forms.get(meta)
         if found is None:
-            found = self._forms[meta] = cast("FakeTensor", meta.build())
+            with temporarily_clear_interpreter_stack():  # a level wraps what is made in it
+                found = self._forms[meta] = cast("FakeTensor", meta.build())
         return found
+
+    def _wrap_alike(self, value: torch.Tensor) -> Any:
+        """A fake that is wrapped as a tensor is, for each level that is still open."""
+        fake, level, dim = self._fake_of(_functorch.get_unwrapped(value)), *_find_wrapping(value)
+        if level < 0:
+            return fake
+        if dim < 0:
+            return _functorch._wrap_for_grad(fake, level)
+        return _functorch._add_batch_dim(fake, dim, level)
 
     def _copy_of(self, value: Any) -> Any:
         """The same for a call that may change the form of what it gets."""
@@ -309,7 +323,7 @@ class Fakes:
         try:
             key = (
                 func,
-                torch._C._functorch.maybe_current_level(),
+                _functorch.maybe_current_level(),
                 autocast,
                 torch.get_default_dtype(),
                 self._spell(args),
@@ -323,7 +337,11 @@ class Fakes:
     def _spell(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             fake = self.find(value)
-            return id(fake) if fake is not None else (meta_of(value), value.layout)
+            if fake is not None:
+                return id(fake)
+            if is_wrapped(value):
+                return _find_wrapping(value), self._spell(_functorch.get_unwrapped(value))
+            return meta_of(value), value.layout
         if is_open(value):
             return type(value).__name__, expression_of(value.symbol)
         if isinstance(value, (tuple, list)):
@@ -372,6 +390,13 @@ def _make(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return value.to(torch.bfloat16) if is_group else value
 
     return func(*map_leaves(args, stand_in), **map_leaves(kwargs, stand_in)).to(dtype)
+
+
+def _find_wrapping(tensor: torch.Tensor) -> tuple[int, int]:
+    """The level that a tensor is wrapped for, and the dimension that vmap goes over, or -1."""
+    level = _functorch.maybe_get_level(tensor)
+    is_batched = _functorch.is_batchedtensor(tensor)
+    return level, _functorch.maybe_get_bdim(tensor) if is_batched else -1
 
 
 def hint_of(symbol: Any) -> Any:
