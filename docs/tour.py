@@ -196,7 +196,7 @@ assert loud.grad.tolist() == [3, 3, 3, 3]
 
 # --- 7. A refusal: the run goes to its end, and the reason is data -----------------------------
 
-run = tripwire.Tracer().run(lambda x: torch.vmap(torch.sin)(x), (other,), {})
+run = tripwire.Tracer().run(lambda x: torch.func.functionalize(torch.sin)(x), (other,), {})
 assert torch.equal(run.result, other.sin())  # type: ignore[arg-type]
 assert run.trace is None
 print(f"refused: {run.refusal.slug if run.refusal else ''}")

@@ -32,6 +32,7 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta
 from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DELATTR, GETATTR, RECURRENT, SETATTR, words
 from tripwire.tracing.fxnodes import LEAF
+from tripwire.tracing.graphs import iter_calls
 from tripwire.tracing.open.opening import FORMED, NUMBER
 from tripwire.tracing.result import is_random
 from tripwire.tracing.state import FACTS, PAST, NodeFacts
@@ -125,16 +126,12 @@ def find_cuts(
         found = (
             (None if facts.as_it_is is LEAF and node not in shown else facts.as_it_is)
             or (_SIZE if facts.makes_size else None)
-            or _find_number(node)
             or (_SIZED if takes_unsized else None)
             or _find_gradient(node)
             or (_DETACHED if _loses_gradient(node) else None)
-            or (_PLACED if _counts_from_outside(node) else None)
             or (_UNUSED if node not in used and is_random(node) else None)
-            or (_UNFORMED if _has_no_fake(node) else None)
             or (_FIXED if fixing is not None and _is_fixed(node, fixing, own_dropout) else None)
-            or (_UNROLLED if FORMED in node.meta else None)
-            or (_find_layer(node, fixing is None) if _name_of(node) in RECURRENT else None)
+            or _find_inside(node, is_whole=fixing is None)
         )
         if found is not None:
             why[node] = found
@@ -145,6 +142,21 @@ def find_cuts(
         (output,) = graph.find_nodes(op="output")
         return Cuts({output.all_input_nodes[0]: _JOINED}, _PASTS)
     return Cuts(why, None, _find_joints(graph, kept), bool(begins))
+
+
+def _find_inside(node: fx.Node, *, is_whole: bool) -> str | None:
+    """What a compiler can't do of a call, or of those that an outline stands for."""
+    for one in iter_calls([node]):
+        found = (
+            _find_number(one)
+            or (_PLACED if _counts_from_outside(one) else None)
+            or (_UNFORMED if _has_no_fake(one) else None)
+            or (_UNROLLED if FORMED in one.meta else None)
+            or (_find_layer(one, is_whole) if _name_of(one) in RECURRENT else None)
+        )
+        if found is not None:
+            return found
+    return None
 
 
 def _find_joints(graph: fx.Graph, kept: int) -> frozenset[fx.Node]:

@@ -28,8 +28,9 @@ from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of, t
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import DELATTR, GETATTR, SETATTR, words
 from tripwire.tracing.branches import COMPARED
+from tripwire.tracing.graphs import Outline, build_module, iter_calls
 from tripwire.tracing.open.opening import NUMBER
-from tripwire.tracing.result import Trace, build_module
+from tripwire.tracing.result import Trace
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import isinstance
 
@@ -253,6 +254,10 @@ _LOST = (
 
 def _find_unfit(node: fx.Node) -> str | None:
     """What a node does that a functional graph can't; None for nearly all."""
+    if isinstance(node.target, Outline):
+        if node.meta[FACTS].written:
+            return "a tensor from before a transform of torch.func is changed in place there"
+        return next(filter(None, map(_find_unfit, iter_calls([node]))), None)
     if node.op == "call_method" or node.op == "call_function":
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name in _ALWAYS:

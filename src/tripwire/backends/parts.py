@@ -34,8 +34,9 @@ from tripwire.backends.handover import OPEN, one_round
 from tripwire.backends.limits import BEGINS, add_views, find_changed, list_calls
 from tripwire.reading.tensors import OUTSIDE, TensorMeta, meta_of, storage_of
 from tripwire.rulebook.rules import Target
+from tripwire.tracing.graphs import build_module
 from tripwire.tracing.open.opening import FAKE, NUMBER, OPEN_INPUT, NumberInput, OpenTensor
-from tripwire.tracing.result import build_module, name_of
+from tripwire.tracing.result import name_of
 from tripwire.tracing.state import FACTS, PAST, STATE, NodeFacts
 from tripwire.values.classes import isinstance
 

@@ -19,7 +19,7 @@ from torch._C._dynamo import eval_frame
 from tripwire.backends.dynamo import compiling_alone
 from tripwire.errors import BadOption
 from tripwire.imports import has_other_threads, import_dynamo, importing
-from tripwire.tracing.result import GraphOnDemand
+from tripwire.tracing.graphs import GraphOnDemand
 from tripwire.values.classes import isinstance
 
 logger = logging.getLogger("tripwire.trace")

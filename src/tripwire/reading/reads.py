@@ -234,7 +234,7 @@ class ReadSet:
 
     def _is_dynamic(self, code: CodeType) -> bool:
         uses = find_uses(code)
-        if code.co_filename.endswith("torch/nn/modules/module.py"):
+        if torch_path(code.co_filename) in _OPENS_ITS_OWN:
             return False
         looks_by_name = _WHOLE_LOOKS.isdisjoint((*uses.globals, *uses.attributes))
         return uses.has_dynamic_names and not (code.co_name in LOOKUPS and looks_by_name)
@@ -597,4 +597,6 @@ _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OWN_ATTRIBUTES = (AttributesKind, SlotsKind)
 
 
+# Of torch, these take `__dict__` of `self`, or of a function that they made.
+_OPENS_ITS_OWN = frozenset({"nn/modules/module.py", "_functorch/apis.py"})
 _WHOLE_LOOKS = frozenset({"vars", "dir", "attrgetter", "getmembers", "__dict__"})

@@ -124,10 +124,25 @@ def describe(value: Any) -> TensorMeta | tuple[TensorMeta | None, ...] | None:
     return None
 
 
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transform of torch.func wrapped it: it has no memory of its own."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def unwrap(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside all wrappings."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 @quietly
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory; -1 for layouts without one storage."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
+    if tensor.layout is not torch.strided:
+        return -1
+    storage: int = unwrap(tensor).untyped_storage()._cdata
+    return storage
 
 
 LAZY = -1  # the version of a lazy module's tensor that has no shape yet
@@ -354,6 +369,8 @@ class MemoryTable:
         plain = id(type(tensor)) in PLAIN_TENSORS and tensor.layout is torch.strided
         if plain and torch._C._has_storage(tensor):
             return tensor.untyped_storage()
+        if plain and is_wrapped(tensor):
+            return self._storage_of(unwrap(tensor))
         self._hides = True
         return None
 

@@ -24,6 +24,7 @@ from msgspec import Struct
 from torch.autograd import forward_ad
 
 from tripwire.values.classes import isinstance
+from tripwire.values.identity import is_library_class
 
 Spelling = Callable[[object], str]  # the name that a guard function has for a value
 
@@ -358,7 +359,17 @@ def _divergences() -> object:
 
 
 def _pytrees() -> object:
-    return tuple(torch.utils._pytree.SUPPORTED_NODES.items())
+    """What was said since tripwire was imported, but for what torch says of classes of its own.
+
+    It does when it imports them, in the midst of a run perhaps.
+    """
+    nodes = torch.utils._pytree.SUPPORTED_NODES
+    others = [pair for pair in nodes.items() if _TREES.get(pair[0]) is not pair[1]]
+    gone = _TREES.keys() - nodes.keys()
+    return tuple(pair for pair in others if not is_library_class(pair[0])), gone
+
+
+_TREES = dict(torch.utils._pytree.SUPPORTED_NODES)
 
 
 def _data_worker() -> object:

@@ -182,8 +182,14 @@ _REFUSED = {
 }
 _TRANSFORM = Refuse(
     "function-transform",
-    "a torch.func transform (vmap, grad, jvp, ...) wraps tensors, and a graph can't hold the "
-    "wrapping. Call the transform outside the traced function.",
+    "this transform of torch.func traces the function or replaces its tensors, and a graph can't "
+    "hold that. Call it outside the traced function.",
+)
+_UNFOLLOWED_TRANSFORMS = words("functionalize wrapped linearize jvp_fn restore_vmap inner")
+_CUSTOM_FUNCTION = Refuse(
+    "function-transform",
+    "a custom autograd function runs inside a transform of torch.func, which calls its code in "
+    "ways that a graph can't hold. Write it with torch's own operators, or call it outside.",
 )
 _HIGHER_ORDER = Refuse(
     "higher-order-operator",
@@ -262,11 +268,11 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
     if path.startswith("_higher_order_ops/"):
         return _HIGHER_ORDER, None
     if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
-        return _TRANSFORM, None
+        return _TRANSFORM, _UNFOLLOWED_TRANSFORMS
+    if path == "_functorch/autograd_function.py":
+        return _CUSTOM_FUNCTION, None
     if path.endswith("random.py"):
         return _RESEEDED, _SEEDING
-    if path == "autograd/forward_ad.py":
-        return _TRANSFORM, None
     if path == "autograd/grad_mode.py":
         return _INNER_CONTEXT, frozenset({"_enter_inference_mode"})
     if path == "autograd/graph.py":

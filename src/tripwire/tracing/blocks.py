@@ -6,8 +6,7 @@ it calls when it begins and when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,20 +33,6 @@ def find_recorded() -> TracingState | None:
 def range_of(state: TracingState) -> SourceRange:
     """Where the user calls what is patched."""
     return state.capture_range(2)
-
-
-@contextmanager
-def aside(state: TracingState) -> Iterator[None]:
-    """Record nothing: neither what a call does inside, nor what recording it asks of tensors."""
-    CURRENT.state = None
-    if state.observer is not None:
-        state.observer.pause()
-    try:
-        yield
-    finally:
-        if state.observer is not None:
-            state.observer.resume()
-        CURRENT.state = state
 
 
 def _watch_context(
@@ -99,7 +84,7 @@ def _note_entered(
 ) -> None:
     state.autocast = find_autocast()
     rule = Call("call_function", enter, enter.__name__)
-    with aside(state):
+    with state.unrecorded():
         node = record(state, rule, (values, {}), (), {}, None, where)
     assert node is not None  # a call without a result is always recorded
     state.contexts.setdefault(block, []).append(node)
@@ -115,7 +100,7 @@ def _note_left(
         return
     state.autocast = find_autocast()
     rule = Call("call_function", leave, leave.__name__)
-    with aside(state):
+    with state.unrecorded():
         record(state, rule, ((opened.pop(),), {}), (), {}, None, where)
 
 
@@ -132,7 +117,7 @@ def _wrap_sdpa_kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
             plain(kernels, set_order)
             return
         block, ends = attention.find_block(kernels)
-        with aside(state):
+        with state.unrecorded():
             plain(kernels, set_order)
         if block is None:
             state.refuse(Refusal(STATE_SET.slug, STATE_SET.reason, range_of(state)))

@@ -13,7 +13,7 @@ from torch import fx
 
 from tripwire.ranges import Scope, SourceRange
 from tripwire.reading.tensors import describe, find_leaf, storage_of, version_of
-from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.values.classes import module_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class TracerWarning(torch.jit.TracerWarning):  # type: ignore[name-defined,misc]
     """The trace holds only for a value that this run met, or leaves out a write of the run."""
 
 
+WRAPPED = "tripwire_wrapped"  # in the meta of a tensor that a transform of torch.func wrapped
 COMPARED = "Python uses its value"  # why no compiler takes a call that compares a value
 HOOKS = "hooks"  # the `op` of a branch that asks whether tensors have hooks
 
@@ -109,6 +110,9 @@ def add_branch(
             then = version_of(tensor), tensor.detach().clone()
             state.exposed.append(Exposed(tensor, *then, array))
     inputs = tensor_nodes((args, kwargs))
+    if any(WRAPPED in node.meta for node in inputs):
+        state.refuse(Refusal("function-transform", _IN_TRANSFORM.format(op), where))
+        return
     branch = Branch(
         op,
         take,
@@ -127,6 +131,12 @@ def add_branch(
     state.branches.append(branch)
     if not state.quiet:
         warn_of(branch)
+
+
+_IN_TRANSFORM = (
+    "`{}` takes a value out of a tensor that a transform of torch.func wrapped, and outside of the "
+    "transform nothing can compute it. Use torch.where, or decide before the transform."
+)
 
 
 def note_length(

@@ -26,6 +26,7 @@ from tripwire.reading.tensors import (
     describe,
     find_leaf,
     holds_tensor,
+    is_wrapped,
     iter_given,
     storage_of,
     version_of,
@@ -35,6 +36,7 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import GETATTR, RESULT_IS_CAST, Call, Target, find_out_of_place, words
 from tripwire.tracing.answers import Own
 from tripwire.tracing.branches import (
+    WRAPPED,
     Branch,
     add_branch,
     describe_attribute,
@@ -219,7 +221,7 @@ def record(
         if state.force_outplace:
             cast = _dtype_of_result(rule, args, kwargs)
             rule = _out_of_place(state, rule, args, kwargs)
-        elif not (rule.attribute == "data" and args[0] is args[1]):  # `module.to` a dtype it has
+        elif not _leaves_memory(rule, args):
             _note_writes(state, kwargs.get("out", args[:1] or tuple(kwargs.values())[:1]))
     if rule.name == "backward":  # into `.grad` of anything
         state.written[OUTSIDE] = None
@@ -291,6 +293,13 @@ def _note_answers(
             count = (len(value), *plain)
             instead = () if plain or deciders is None else deciders
             add_branch(state, rule.name, take, *nodes, count, where, instead=instead)
+
+
+def _leaves_memory(rule: Call, args: tuple[Any, ...]) -> bool:
+    """Whether a call that is spelled as one in place changes no value."""
+    if rule.attribute == "data":
+        return args[0] is args[1]  # `module.to` a dtype it has
+    return rule.name == "requires_grad_" and is_wrapped(args[0])  # by a transform
 
 
 CHECKPOINT_WRITES = (
@@ -467,6 +476,8 @@ def _stand_for(
             state.check_seen(value, known)
         known.node = node
         known.seen_at = state.calls
+        if state.has_levels and is_wrapped(value):
+            node.meta[WRAPPED] = True
         if deciders != () and value.dim() > 0:
             known.sized_by = (shape_of(state, node),) if deciders is None else deciders
             state.met_data_sizes = True

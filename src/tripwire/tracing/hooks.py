@@ -35,9 +35,9 @@ from tripwire.reading.tensors import (
 from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refusal, Refused
 from tripwire.rulebook.rules import Call, Refuse, Target
-from tripwire.tracing import blocks, outside, pythonhooks
+from tripwire.tracing import blocks, levels, outside, pythonhooks
 from tripwire.tracing.answers import Own, changes, find_answer, form_of, hands_out
-from tripwire.tracing.blocks import aside, find_recorded, range_of
+from tripwire.tracing.blocks import find_recorded, range_of
 from tripwire.tracing.bodies import (
     OF_CLASSES,
     Functions,
@@ -60,7 +60,8 @@ from tripwire.values.numbers import close_values, is_open, iter_leaves
 from tripwire.writes.patches import Patch, Patches, RarerCollections
 
 # What a hook calls in the library is what the user called.
-FILES = frozenset({__file__, blocks.__file__, pythonhooks.__file__, outside.__file__})
+_HOOKING = (blocks, levels, outside, pythonhooks)
+FILES = frozenset({__file__, *(module.__file__ for module in _HOOKING)})
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def _observe(
         is_followed = computes_with_symbols(python.function, functions)
     if state.shadow is not None:
         state.shadow.close_call((args, kwargs), rule.name, is_known=is_followed)
-    with aside(state):
+    with state.unrecorded():
         nodes = None
         try:
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
@@ -260,7 +261,7 @@ def _find_watchable(state: TracingState, cls: Any, args: tuple[Any, ...]) -> Fun
     """The functions that a forward runs, where what they read can be watched."""
     if state.observer is None or state.reach.find_source(cls) is None:
         return None
-    with aside(state):
+    with state.unrecorded():
         return find_functions(cls, close_values(args))
 
 
@@ -474,7 +475,7 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
             yield
             yield from generator
             return
-        with aside(state):  # what checkpointing does around the function is no part of it
+        with state.unrecorded():  # what checkpointing does around the function is no part of it
             next(generator)
             _run_again_alike()
             written = state.inner.look()
@@ -487,7 +488,7 @@ def _wrap_checkpoint(plain: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             state.regions.pop()
-        with aside(state):
+        with state.unrecorded():
             if not state.inner.is_as(written):
                 state.refuse(Refusal("checkpoint-writes", CHECKPOINT_WRITES, range_of(state)))
             next(generator, None)
@@ -510,6 +511,7 @@ PATCHES = (
     Patch(torch, "from_numpy", _wrap_from_numpy),
     *blocks.PATCHES,
     Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _wrap_checkpoint),
+    *levels.PATCHES,
 )
 _OF_TORCH = Patches(lambda: PATCHES)
 # Recording makes tens of objects where the run makes one, and most of them stay. 36 layers: a trace

@@ -6,8 +6,6 @@ branches that it took. Calling it checks the first and runs the graph.
 
 from __future__ import annotations
 
-import linecache
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct
 from torch import fx, nn
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.graph import PythonCode
 
 from tripwire.errors import InputMismatch
 from tripwire.ranges import SourceRange
@@ -32,6 +28,7 @@ from tripwire.rulebook.refusals import Refusal
 from tripwire.rulebook.rules import DRAWING, DROPOUTS, Call, is_seeded, rule_for, words
 from tripwire.tracing import attention
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.graphs import Level, any_inside, build_module, iter_calls
 from tripwire.tracing.modes import restoring_contexts
 from tripwire.tracing.open.opening import OPEN_INPUT, NumberInput
 from tripwire.tracing.state import (
@@ -145,42 +142,6 @@ class _LazyModule(Struct):
                 setattr(root, constant.name, constant.value)
             self.built = build_module(root, self.graph, self.name)
         return self.built
-
-
-class GraphOnDemand(_LazyGraphModule):
-    """A graph's module. Its Python code is made when it is first needed, as that of Dynamo's is.
-
-    What fx keeps of the generated source goes when the module does.
-    """
-
-    __jit_unused_properties__ = [*fx.GraphModule.__jit_unused_properties__, "code"]  # noqa: RUF012
-
-    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.real_recompile()
-        return self.forward(*args, **kwargs)  # not __call__, which prints what is raised
-
-    forward = _lazy_forward
-
-    def __prepare_scriptable__(self) -> GraphOnDemand:
-        """What torch.jit.script asks for: it reads the code."""
-        self.real_recompile()
-        return self
-
-    def _real_recompile(self) -> PythonCode:
-        code = super()._real_recompile()
-        key = type(self).forward.__code__.co_filename
-        weakref.finalize(self, _forget_source, key).atexit = False
-        return code
-
-
-def build_module(root: nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph's module, which takes what the graph names from another."""
-    return GraphOnDemand(root, graph, class_name=name)
-
-
-def _forget_source(key: str) -> None:
-    linecache.cache.pop(key, None)
-    fx.graph_module._loader.eval_cache.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,7 +280,7 @@ class Trace:
     @property
     def has_contexts(self) -> bool:
         """Whether it enters autocast, `sdpa_kernel`, inference mode, or another grad mode."""
-        return any(n.target in _CONTEXT_NODES for n in self.graph.nodes)
+        return any(n.target in _CONTEXT_NODES for n in iter_calls(self.graph.nodes))
 
     def _check_torch_state(self) -> None:
         if not self.has_contexts and not self.requires_grad_matters:
@@ -547,6 +508,7 @@ def acts(trace: Trace) -> bool:
     return any(map(node_acts, _calls_of(trace)))
 
 
+@any_inside
 def node_acts(node: fx.Node) -> bool:
     """Whether a call does so. A custom function whose code is known only computes."""
     facts = node.meta[FACTS]
@@ -560,17 +522,24 @@ def has_python(trace: Trace) -> bool:
     return any(node.meta[FACTS].python is not None for node in _calls_of(trace))
 
 
+def has_levels(trace: Trace) -> bool:
+    """Whether a graph goes through transforms of torch.func."""
+    return any(isinstance(node.target, Level) for node in _calls_of(trace))
+
+
 def _calls_of(trace: Trace) -> list[fx.Node]:
-    return [node for node in trace.graph.nodes if node.op in ("call_function", "call_method")]
+    return list(iter_calls(trace.graph.nodes))
 
 
 def is_opaque(trace: Trace) -> bool:
     """Whether a graph calls code of the user's, which may draw without saying so."""
-    called = (node.target for node in trace.graph.nodes if node.op == "call_function")
-    rules = (rule_for(target) for target in called if callable(target))
+    called = (node.target for node in _calls_of(trace) if node.op == "call_function")
+    others = (target for target in called if not isinstance(target, Level))
+    rules = (rule_for(target) for target in others if callable(target))
     return any(type(rule) is Call and rule.opaque for rule in rules)
 
 
+@any_inside
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
     facts: NodeFacts | None = node.meta.get(FACTS)

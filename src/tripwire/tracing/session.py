@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch._functorch import eager_transforms, vmap
 
 from tripwire.env import is_library_file, is_own_code
 from tripwire.imports import import_dynamo
@@ -42,6 +43,7 @@ from tripwire.rulebook.rules import COMPILED, Refuse
 from tripwire.tracing import casts, hooks, memos
 from tripwire.tracing.observe import Observer, observing
 from tripwire.tracing.open.draws import Advance
+from tripwire.tracing.outlines import outline_levels
 from tripwire.tracing.outside import Outside
 from tripwire.tracing.recorder import Recorder, recording, stop_recording
 from tripwire.tracing.result import Completion, Effect, Input, Run, Trace, _LazyModule, build_inputs
@@ -51,7 +53,8 @@ from tripwire.values.contents import resolve_import
 
 # Functions of torch's that Dynamo must leave alone (`checkpoint`, for one) are wrapped here, and
 # import it when they first run. Observed, that took 17.7 s of CPU time, where plain code takes 1.9.
-_IMPORTS_DYNAMO = torch._compile.__file__
+# So do transforms of torch.func.
+_IMPORTS_DYNAMO = frozenset({torch._compile.__file__, vmap.__file__, eager_transforms.__file__})
 
 
 # A run is refused, and nobody is told: the next one has the numbers closed.
@@ -136,7 +139,7 @@ class Session:
 
     def on_library_start(self, code: CodeType) -> None:
         """A function of torch's or the standard library's starts for the first time."""
-        if code.co_filename == _IMPORTS_DYNAMO and "torch._dynamo" not in sys.modules:
+        if code.co_filename in _IMPORTS_DYNAMO and "torch._dynamo" not in sys.modules:
             self.state.run_aside(import_dynamo)
         self.state.reach.walk_library_code(code)
 
@@ -349,6 +352,8 @@ class Session:
             drop_unused_inputs(state)
             if state.shadow is not None:
                 state.shadow.pass_sizes()
+        if state.has_levels:
+            outline_levels(state, bool(self.before["grad mode"]))
         inputs = build_inputs(self.state)
         result = self._settle()
         if effects is None or not effects.steps:

@@ -177,6 +177,7 @@ class TracingState:
         self.modules: dict[int, nn.Module] = {}  # called, by identity; those inside others left out
         self.open_modules = 0  # calls of such modules that go on
         self.differentiates_again = False  # gradients are asked for gradients
+        self.has_levels = False  # whether a transform of torch.func went on
         self._graph = fx.Graph()
 
     # --- as in torch.jit ---
@@ -342,6 +343,19 @@ class TracingState:
             if observer is not None:
                 observer.resume()
             CURRENT.state = before
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Record nothing: what a call does inside, and what recording it asks of tensors."""
+        CURRENT.state = None
+        if self.observer is not None:
+            self.observer.pause()
+        try:
+            yield
+        finally:
+            if self.observer is not None:
+                self.observer.resume()
+            CURRENT.state = self
 
     def capture_range(self, depth: int) -> SourceRange:
         """The user's call stack, from `depth` callers of this on."""

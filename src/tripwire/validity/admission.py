@@ -36,7 +36,14 @@ from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
 from tripwire.tracing.open.draws import look_ahead
 from tripwire.tracing.open.opening import LARGEST_OPEN, NumberInput, Planted
-from tripwire.tracing.result import Completion, Trace, can_repeat, has_python, reads_offsets
+from tripwire.tracing.result import (
+    Completion,
+    Trace,
+    can_repeat,
+    has_levels,
+    has_python,
+    reads_offsets,
+)
 from tripwire.validity.guards import GuardWriter
 from tripwire.validity.kept import Alike, Held, Kept, Memory, Sizes
 from tripwire.validity.probes import build_sounders
@@ -126,8 +133,9 @@ class Admission:
         changes = writer.constant(functools.partial(describe_changes, self._torch_state))
         same_state = spell_quickly(self._torch_state, writer.constant)
         writer.check("torch's state", same_state, "as traced", f"{changes}()")
-        # vmap has its own way to draw, to write, and to call custom functions.
-        if not can_repeat(self.trace) or has_python(self.trace):
+        # vmap has its own way to draw, to write, and to call custom functions; and levels have
+        # numbers, which count those that go on.
+        if not can_repeat(self.trace) or has_python(self.trace) or has_levels(self.trace):
             asked = writer.constant(is_transformed)
             writer.check("torch.func", f"not {asked}()", "no transform", "'one'")
         answers = self.completion.answers

@@ -29,9 +29,10 @@ from tripwire.reading.tensors import TensorMeta
 from tripwire.rulebook.refusals import Mismatch, Refused
 from tripwire.rulebook.rules import GETATTR, Target, words
 from tripwire.tracing.branches import Branch
+from tripwire.tracing.graphs import build_module
 from tripwire.tracing.open.opening import spell_taken
 from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding, find_draws
-from tripwire.tracing.result import Trace, build_module, is_random, name_of
+from tripwire.tracing.result import Trace, is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.validity.past import Past, refuse
 from tripwire.values.classes import isinstance

@@ -216,10 +216,10 @@ def test_a_context_of_the_default_device_is_no_call() -> None:
 
 REFUSED = {
     "function-transform": [
-        lambda x: torch.vmap(torch.sin)(x),
-        lambda x: torch.func.grad(lambda t: (t * t).sum())(x),
-        lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
-        lambda x: torch.func.jacrev(torch.sin)(x),
+        lambda x: torch.func.functionalize(torch.sin)(x),
+        lambda x: torch.func.grad(lambda t: t.sum() if t.max() > 0 else t.prod())(x),
+        lambda x: torch.func.grad(lambda t: t.sum() * t.max().item())(x),
+        lambda x: torch.func.grad(lambda t: t[t > 0].sum() * len(t[t > 0]))(x),
     ],
     "higher-order-operator": [
         lambda x: torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,)),
@@ -247,7 +247,7 @@ def test_a_refused_run_still_ends_and_has_its_result() -> None:
     done = []
 
     def f(x):
-        y = torch.vmap(torch.sin)(x)
+        y = torch.func.functionalize(torch.sin)(x)
         done.append(True)
         return y
 

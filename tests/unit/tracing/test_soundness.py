@@ -417,20 +417,12 @@ def dispatch_mode(x):
         return x * 2
 
 
-def forward_ad(x):
-    import torch.autograd.forward_ad as ad
-
-    with ad.dual_level():
-        return ad.unpack_dual(ad.make_dual(x, x) * 2).tangent
-
-
 @pytest.mark.parametrize(
     ("fn", "slug"),
     [
         (default_dtype, "torch-state-changed"),
         (reseeded, "generator-reseeded"),
         (dispatch_mode, "dispatch-mode"),
-        (forward_ad, "function-transform"),
     ],
 )
 def test_state_set_and_restored_inside_is_refused(fn, slug) -> None:

@@ -14,7 +14,9 @@ from time import thread_time
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch._C import _functorch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,7 +27,15 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from tripwire.errors import raise_interruption
 from tripwire.reading.sources import Source
-from tripwire.reading.tensors import PLAIN_TENSORS, TensorMeta, find_leaf, iter_given, meta_of
+from tripwire.reading.tensors import (
+    PLAIN_TENSORS,
+    TensorMeta,
+    find_leaf,
+    is_wrapped,
+    iter_given,
+    meta_of,
+    unwrap,
+)
 from tripwire.tracing.open.opening import Opening, OpenTensor, Range
 from tripwire.tracing.open.symbols import Symbols, expression_of, is_open_symbol
 from tripwire.tracing.state import TracingState
@@ -129,7 +139,7 @@ class Fakes:
         if tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
             return
         label = f"t{len(self.opened)}"
-        with self._state.aside():
+        with self._state.aside(), temporarily_clear_interpreter_stack():
             shape = tensor.size()
             is_passed = not any(sources.values())
             dims = self._opening.choose_dims(path, shape, is_passed=is_passed)
@@ -209,8 +219,14 @@ class Fakes:
     def put(self, tensor: torch.Tensor, fake: Any) -> None:
         """A tensor has the sizes of this fake, which may all be fixed."""
         symbols = (*fake.size(), *fake.stride())
+        if is_wrapped(fake):  # its sizes leave out those that vmap goes over
+            inside = unwrap(fake)
+            symbols = (*symbols, *inside.size(), *inside.stride())
         if not any(map(is_open_symbol, symbols)):
             self._fakes.pop(id(tensor), None)
+            return
+        if is_wrapped(fake):
+            self._fakes[id(tensor)] = weakref.ref(tensor), fake
             return
         key = (*(fake.dtype, fake.device), *map(expression_of, symbols))
         self._fakes[id(tensor)] = weakref.ref(tensor), self._forms.setdefault(key, fake)
@@ -276,13 +292,25 @@ class Fakes:
         found = self.find(value)
         if found is not None:
             return found
+        if is_wrapped(value):
+            return self._wrap_alike(value)
         meta = meta_of(value)._replace(requires_grad=False)
         if meta.stride is None or id(type(value)) not in PLAIN_TENSORS:
             return self.mode.from_tensor(value, static_shapes=True)
         found = self._forms.get(meta)
         if found is None:
-            found = self._forms[meta] = cast("FakeTensor", meta.build())
+            with temporarily_clear_interpreter_stack():  # a level wraps what is made in it
+                found = self._forms[meta] = cast("FakeTensor", meta.build())
         return found
+
+    def _wrap_alike(self, value: torch.Tensor) -> Any:
+        """A fake that is wrapped as a tensor is, for each level that is still open."""
+        fake, level, dim = self._fake_of(_functorch.get_unwrapped(value)), *_find_wrapping(value)
+        if level < 0:
+            return fake
+        if dim < 0:
+            return _functorch._wrap_for_grad(fake, level)
+        return _functorch._add_batch_dim(fake, dim, level)
 
     def _copy_of(self, value: Any) -> Any:
         """The same for a call that may change the form of what it gets."""
@@ -295,6 +323,7 @@ class Fakes:
         try:
             key = (
                 func,
+                _functorch.maybe_current_level(),
                 autocast,
                 torch.get_default_dtype(),
                 self._spell(args),
@@ -308,7 +337,11 @@ class Fakes:
     def _spell(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             fake = self.find(value)
-            return id(fake) if fake is not None else (meta_of(value), value.layout)
+            if fake is not None:
+                return id(fake)
+            if is_wrapped(value):
+                return _find_wrapping(value), self._spell(_functorch.get_unwrapped(value))
+            return meta_of(value), value.layout
         if is_open(value):
             return type(value).__name__, expression_of(value.symbol)
         if isinstance(value, (tuple, list)):
@@ -357,6 +390,13 @@ def _make(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return value.to(torch.bfloat16) if is_group else value
 
     return func(*map_leaves(args, stand_in), **map_leaves(kwargs, stand_in)).to(dtype)
+
+
+def _find_wrapping(tensor: torch.Tensor) -> tuple[int, int]:
+    """The level that a tensor is wrapped for, and the dimension that vmap goes over, or -1."""
+    level = _functorch.maybe_get_level(tensor)
+    is_batched = _functorch.is_batchedtensor(tensor)
+    return level, _functorch.maybe_get_bdim(tensor) if is_batched else -1
 
 
 def hint_of(symbol: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 
 from tripwire.reading.tensors import iter_given
 from tripwire.rulebook.rules import SETATTR, Call, words
@@ -66,7 +68,7 @@ class Follower:
                     if spelling is not None or self._opening.whole
                     else find_form(MadeCall(func, args, results), self._fakes.find)
                 )
-                told = spelling or form or func
+                told = spelling or form or self._find_told(func)
                 fakes = self._fakes.imitate(told, args, kwargs, in_place=in_place)
                 self._shadow.note_decisions(rule.name)
                 why = fakes if isinstance(fakes, str) else ""
@@ -81,6 +83,10 @@ class Follower:
                     made: Any = self._state.node_of(results[0])
                     made = made.args[0] if len(results) > 1 else made
                     made.meta[FORMED] = True
+
+    def _find_told(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """What tells the form of a call's results; the call itself, mostly."""
+        return _TOLD.get(func, func) if self._state.has_levels else func
 
     def _put(self, tensors: list[torch.Tensor], fakes: list[Any]) -> None:
         """Tensors that a call gave have the sizes of these fakes."""
@@ -134,6 +140,27 @@ class Follower:
         kept = () if fake is None else fake.size()[mask.dim() :]
         is_broadcast = rule.name == "masked_select" and mask.dim() != owner.dim()
         return not is_broadcast and not any(map(is_open_symbol, kept))
+
+
+def _form_gradients(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, **_: Any
+) -> tuple[torch.Tensor, ...]:
+    """What gradients look like: fakes have no graph of autograd's. vmap goes over all or none."""
+    zeros = [tensor.sum() * 0 for tensor in iter_given((outputs, grad_outputs))]
+    zero = functools.reduce(operator.add, zeros)
+    return tuple(torch.empty_like(one) + zero.to(one.dtype) for one in iter_given(inputs))
+
+
+def _form_alike(tensor: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
+    """The level that vmap opened knows how many examples there are as a plain number alone."""
+    return torch.empty_like(tensor)
+
+
+_TOLD: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad: _form_gradients,
+    **dict.fromkeys((functional.dropout, torch.dropout), _form_alike),
+    **dict.fromkeys((torch.rand_like, torch.randn_like), _form_alike),
+}
 
 
 def _is_handed_back(rule: Call, given: Any, value: object) -> bool:
