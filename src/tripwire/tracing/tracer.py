@@ -15,7 +15,7 @@ import difflib
 import platform
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from types import NoneType, TracebackType
 from typing import Any
@@ -130,43 +130,11 @@ class Tracer(Struct, frozen=True):
             return Run(fn(*args, **kwargs), None, Refusal("unknown-python", _UNKNOWN))
         with TRACE:
             torch_state = sample_quickly()
-            binding = build_binding(fn)
-            bound = None
-            with suppress(TypeError):
-                bound = binding.bind(args, kwargs)
-            if bound is None:  # the call itself says it in the words that users know
-                return Run(fn(*args, **kwargs), None, Refusal("unbound-arguments", _UNBOUND))
-            state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
-            state.name_fn = self.name_fn
-            state.target = fn
-            state.ends = (run_user.__code__, hooks.CALL_IN_SCOPE)
-            state.outer = state.callers = callers
-            state.quiet = complete
-            state.reach.exchanged = exchanged
-            function = binding.function
-            if function is not None and opening and opening.is_told_by(function.__code__):
-                opening = None
-            if opening is not None:
-                with importing(), uncounted_registrations():
-                    from tripwire.tracing.open.shadow import Shadow  # imports much
-
-                    state.shadow = Shadow(state, opening)
-            session: Session | Refusal
-            try:
-                session = Session(
-                    state, binding, bound, binding.expressions(args, kwargs), complete
-                )
-            except ReferenceError:  # nothing of the user's has run yet
-                session = Refusal("hidden-state", _GONE)
-            except Refused as refused:
-                session = refused.refusal
-            except BaseException:
-                state.reach.holders.uproot()
-                raise
-            if isinstance(session, Refusal):  # outside of `except`: the call would see the error
-                state.reach.holders.uproot()
+            session = self._begin(fn, args, kwargs, complete, opening, exchanged, callers)
+        if isinstance(session, Refusal):
+            with OBSERVE:
                 return Run(fn(*args, **kwargs), None, session)
-            session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
+        state = session.state
         contexts, depth = sample_contexts(), sample_depth()
         try:
             with OBSERVE:
@@ -187,8 +155,50 @@ class Tracer(Struct, frozen=True):
                 run = session.freeze(result, torch_state)
             finally:
                 _let_go(state)
-            del session, state, binding, bound  # in here: what they held takes time to die
+            del session, state  # in here: what they held takes time to die
         return run
+
+    def _begin(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        complete: bool,
+        opening: Opening | None,
+        exchanged: frozenset[str],
+        callers: SourceRange | None,
+    ) -> Session | Refusal:
+        """Meet what the call reaches; a refusal where it can't be observed. Nothing runs yet."""
+        binding = build_binding(fn)
+        try:
+            bound = binding.bind(args, kwargs)
+        except TypeError:  # the call itself says it in the words that users know
+            return Refusal("unbound-arguments", _UNBOUND)
+        state = TracingState(force_outplace=self.force_outplace, strict=self.strict)
+        state.name_fn = self.name_fn
+        state.target = fn
+        state.ends = (run_user.__code__, hooks.CALL_IN_SCOPE)
+        state.outer = state.callers = callers
+        state.quiet = complete
+        state.reach.exchanged = exchanged
+        function = binding.function
+        is_told = function is not None and opening and opening.is_told_by(function.__code__)
+        if opening is not None and not is_told:
+            with importing(), uncounted_registrations():
+                from tripwire.tracing.open.shadow import Shadow  # imports much
+
+                state.shadow = Shadow(state, opening)
+        try:
+            session = Session(state, binding, bound, binding.expressions(args, kwargs), complete)
+        except BaseException as error:
+            state.reach.holders.uproot()
+            if isinstance(error, ReferenceError):
+                return Refusal("hidden-state", _GONE)
+            if isinstance(error, Refused):
+                return error.refusal
+            raise
+        session.shape = (len(args), tuple(kwargs), binding.takes_keywords)
+        return session
 
 
 def _let_go(state: TracingState) -> None:
