@@ -31,7 +31,7 @@ from tripwire.rulebook.rules import GETATTR, Target, words
 from tripwire.tracing.branches import Branch
 from tripwire.tracing.open.opening import spell_taken
 from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding, find_draws
-from tripwire.tracing.result import Trace, build_module, is_random, name_of
+from tripwire.tracing.result import Trace, build_module, is_random, name_of, runs_python
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.validity.past import Past, refuse
 from tripwire.values.classes import isinstance
@@ -317,9 +317,11 @@ _WHOLE_VALUES = words("tolist item")
 
 
 def _is_constant(leading: set[fx.Node]) -> bool:
-    """Whether no input leads to a value, and nothing random does: it is the same every time."""
+    """Whether no input leads to a value, nothing random does, and no code that may read state."""
     return all(
-        node.op in ("call_function", "call_method") and not is_random(node) for node in leading
+        node.op in ("call_function", "call_method")
+        and not (is_random(node) or node.meta[FACTS].opaque or runs_python(node))
+        for node in leading
     )
 
 
