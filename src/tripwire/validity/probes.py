@@ -354,6 +354,8 @@ def _check_leading(
         facts: NodeFacts = node.meta[FACTS]
         if facts.python is not None and facts.opaque:
             raise refuse(branch, f"it depends on `{name}`, a custom autograd function")
+        if node.target is torch.autograd.grad:  # no graph is kept before a call
+            raise refuse(branch, "it depends on a gradient")
 
 
 def _cost_of(node: fx.Node) -> int:
