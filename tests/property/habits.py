@@ -309,7 +309,7 @@ _PYTHON = (
             "t = t * base.scale + base.depth\nbase.scale *= 0.5",
             "t = t * {**vars(x.tag), 'extra': 1.0}['scale']",
             "t = t[..., x.tag.depth % 4 :].sum() + y",
-            "base.depth += x.tag.depth\nt = t + base.depth",
+            "base.depth = (base.depth + x.tag.depth) % 8\nt = t + base.depth",
         ),
         (
             "tagged(new(4), Config(2.0)), new(4)",

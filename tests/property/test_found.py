@@ -1107,3 +1107,48 @@ def test_a_size_that_a_result_gives_to_state_is_seen(backend, name) -> None:
     calls = [Call("new(4), new(4)", times=2), Call("new(2, 4), new(4)", times=2)]
     steps = [*calls, *calls, *(step for write in writes for step in (Do(write), *calls))]
     check(Scenario(program, tuple(steps), backend))
+
+
+@pytest.mark.parametrize(
+    "asked", ["torch.numel(input=x[x > 0])", "torch.is_floating_point(input=x)"]
+)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_question_whose_tensor_is_named_is_answered(backend, asked) -> None:
+    calls = [Call(f"new({n}, 4), new(4)", times=2) for n in (2, 3, 4, 5)]
+    program = f"def call(x, y):\n    n = x[x > 0].numel()\n    return x + {asked} + n\n"
+    check(Scenario(program, tuple(calls), backend))
+
+
+# No input of the graph leads to the value that decides: only code that reads or counts for itself.
+_OF_THE_BACKWARD = "torch.autograd.grad(Own.apply(w := torch.ones(4, requires_grad=True)).sum(), w)"
+OWN_STATE = {
+    "a number that a forward reads": ("t * o.k", "g", "Own.apply(torch.ones(4))"),
+    "a tensor that a forward reads": ("t * held", "g", "Own.apply(torch.ones(4))"),
+    "what a forward draws": ("t * o.draw() * 8", "g", "Own.apply(torch.ones(4))"),
+    "what a forward counts": ("t * o.count()", "g", "Own.apply(torch.ones(4))"),
+    "a number that a backward reads": ("t * 2", "g * o.k", f"{_OF_THE_BACKWARD}[0]"),
+    "a tensor that a backward reads": ("t * 2", "g * held", f"{_OF_THE_BACKWARD}[0]"),
+    "what a backward counts": ("t * 2", "g * o.count()", f"{_OF_THE_BACKWARD}[0]"),
+}
+
+
+@pytest.mark.parametrize("used", ["x + (1 if made.sum() > 20 else 2)", "x * made.sum().item()"])
+@pytest.mark.parametrize("name", OWN_STATE)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_value_that_code_makes_of_state_of_its_own_is_not_the_same_each_time(
+    backend, name, used
+) -> None:
+    forward, backward, made = OWN_STATE[name]
+    program = (
+        "class O:\n    k, n = 2.0, 0\n    def count(self):\n        self.n += 1\n"
+        "        return self.n\n    def draw(self): return torch.rand(4, generator=own)\n"
+        "o, held, own = O(), torch.ones(4), torch.Generator().manual_seed(3)\n"
+        "class Own(torch.autograd.Function):\n    @staticmethod\n"
+        f"    def forward(ctx, t): return {forward}\n    @staticmethod\n"
+        f"    def backward(ctx, g): return {backward}\n"
+        f"def call(x, y):\n    made = {made}\n    return {used}\n"
+    )
+    writes = ("o.k = 9.0", "held.fill_(9.0)", "o.k = 1.0", "o.n = 9", "held.fill_(1.0)")
+    call = Call("new(4), new(4)", times=4)
+    steps = [call, *(step for write in writes for step in (Do(write), call))]
+    check(Scenario(program, tuple(steps), backend))

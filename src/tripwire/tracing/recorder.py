@@ -178,6 +178,8 @@ class Recorder(TorchFunctionMode):
             return _run_plainly(state, func, args, kwargs)
         rule = RULES.get(func) or _find_rule(state, func)
         if type(rule) is Query:
+            if not args and "input" in kwargs:  # `torch.numel(input=x)`
+                args, kwargs, given = (kwargs["input"],), {}, ((kwargs["input"],), {})
             value = _run_plainly(state, func, args, kwargs)
             if rule.of_size and state.shadow is not None and state.met_data_sizes:
                 taken = self._take_size(state.shadow, rule.name, args, kwargs, value)

@@ -511,10 +511,15 @@ def acts(trace: Trace) -> bool:
 @any_inside
 def node_acts(node: fx.Node) -> bool:
     """Whether a call does so. A custom function whose code is known only computes."""
-    facts = node.meta[FACTS]
-    if facts.python is not None and (facts.opaque or not isinstance(facts.python.function, type)):
+    if runs_python(node):
         return True
     return name_of(node) in ("backward", "setattr")
+
+
+def runs_python(node: fx.Node) -> bool:
+    """Whether a call runs code of the user's that may read anything."""
+    python = node.meta[FACTS].python
+    return python is not None and (node.meta[FACTS].opaque or not isinstance(python.function, type))
 
 
 def has_python(trace: Trace) -> bool:

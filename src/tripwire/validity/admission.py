@@ -30,7 +30,14 @@ from tripwire.reading.kinds import (
     SlotsKind,
 )
 from tripwire.reading.sources import Referent, Source
-from tripwire.reading.tensors import TensorMeta, Traits, meta_of, storage_of, traits_of
+from tripwire.reading.tensors import (
+    PLAIN_TENSORS,
+    TensorMeta,
+    Traits,
+    meta_of,
+    storage_of,
+    traits_of,
+)
 from tripwire.reading.torchstate import AUTOCAST_DTYPES, describe_changes, spell_quickly
 from tripwire.rulebook.refusals import Refused
 from tripwire.tracing.modes import is_transformed
@@ -565,4 +572,5 @@ def _has_kind(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
 
 
 def _is_empty(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.numel()
+    is_plain = id(type(tensor)) in PLAIN_TENSORS  # others may answer with code of their own
+    return is_plain and tensor.layout is torch.strided and not (tensor.is_nested or tensor.numel())

@@ -32,7 +32,7 @@ from tripwire.tracing.branches import Branch
 from tripwire.tracing.graphs import build_module
 from tripwire.tracing.open.opening import spell_taken
 from tripwire.tracing.open.soundings import LARGEST_SOUNDING, Sounding, find_draws
-from tripwire.tracing.result import Trace, is_random, name_of
+from tripwire.tracing.result import Trace, is_random, name_of, runs_python
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.validity.past import Past, refuse
 from tripwire.values.classes import isinstance
@@ -318,9 +318,11 @@ _WHOLE_VALUES = words("tolist item")
 
 
 def _is_constant(leading: set[fx.Node]) -> bool:
-    """Whether no input leads to a value, and nothing random does: it is the same every time."""
+    """Whether no input leads to a value, nothing random does, and no code that may read state."""
     return all(
-        node.op in ("call_function", "call_method") and not is_random(node) for node in leading
+        node.op in ("call_function", "call_method")
+        and not (is_random(node) or node.meta[FACTS].opaque or runs_python(node))
+        for node in leading
     )
 
 
@@ -353,6 +355,8 @@ def _check_leading(
         facts: NodeFacts = node.meta[FACTS]
         if facts.python is not None and facts.opaque:
             raise refuse(branch, f"it depends on `{name}`, a custom autograd function")
+        if node.target is torch.autograd.grad:  # no graph is kept before a call
+            raise refuse(branch, "it depends on a gradient")
 
 
 def _cost_of(node: fx.Node) -> int:

@@ -490,3 +490,21 @@ def test_new_values_that_come_again_take_the_places_of_old_ones() -> None:
     after = compiled.statistics()
     assert after.traces == before.traces + 2
     assert after.hits == before.hits + 18
+
+
+def step_against(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = y.detach().clone().requires_grad_()
+    (g,) = torch.autograd.grad((z * z).sum(), z)
+    return x - g if g.abs().max() > 2 else x + g
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_gradient_that_decides_is_compared_on_its_way(backend: str) -> None:
+    """Before a call there is nothing to ask it of: each call was traced, untold."""
+    compiled = tripwire.compile(step_against, backend=backend)
+    x = torch.ones(4)
+    for size in (3.0, 0.5) * 6:
+        assert torch.equal(compiled(x, x * size), step_against(x, x * size))
+    found = compiled.statistics()
+    assert found.traces <= 3
+    assert found.hits >= 9
