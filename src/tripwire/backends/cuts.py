@@ -66,6 +66,7 @@ _CHANGED = "its backward needs a value from before a change in place"
 _FIXED = "it takes a float that varies, which would become a constant of the compiled code"
 _UNROLLED = "a compiler would unroll it, for one length"
 _ONE_KERNEL = "it is one kernel of cuDNN's, which a compiler would take apart into its steps"
+_UNDROPPED = "torch's compilers leave out its dropout between layers"  # as of 2.13
 _MORE_DIMENSIONS = "torch's compilers give its last states a dimension more (before torch 2.13)"
 _GROUPED = words("_grouped_mm grouped_mm")  # of experts; fake tensors take bfloat16 alone
 _LAYERS = words("gru lstm rnn_relu rnn_tanh")
@@ -183,11 +184,26 @@ def _has_no_fake(node: fx.Node) -> bool:
 
 def _find_layer(node: fx.Node, is_whole: bool) -> str | None:
     """Why recurrent layers run as they are. Code that must be whole has their steps."""
+    if _drops_between_layers(node):
+        return _UNDROPPED
     values = [given.meta[FACTS].value for given in node.all_input_nodes]
     tensors = [value for value in values if isinstance(value, TensorMeta)]
     if not LSTM_KEEPS_ITS_SHAPE and _name_of(node) == "lstm" and any(map(wants_grad, tensors)):
         return _MORE_DIMENSIONS
     return _ONE_KERNEL if not is_whole and tensors[0].device.type == "cuda" else None
+
+
+def _drops_between_layers(node: fx.Node) -> bool:
+    """Whether recurrent layers draw random numbers."""
+    args, named = list(node.args), node.kwargs
+    flags = [index for index, one in enumerate(args) if isinstance(one, bool)]
+    given = args[flags[0] + 1 : flags[0] + 4] if flags else []  # after `has_biases`
+    names = ("num_layers", "dropout", "train")
+    layers, dropout, trains = (
+        named.get(name, given[index] if index < len(given) else True)
+        for index, name in enumerate(names)
+    )
+    return bool(trains and dropout) and layers != 1
 
 
 def _find_gradient(node: fx.Node) -> str | None:
