@@ -203,7 +203,7 @@ def _drops_between_layers(node: fx.Node) -> bool:
         named.get(name, given[index] if index < len(given) else True)
         for index, name in enumerate(names)
     )
-    return bool(trains and dropout) and layers != 1
+    return bool(trains) and bool(dropout) and bool(layers != 1)
 
 
 def _find_gradient(node: fx.Node) -> str | None:
@@ -307,7 +307,10 @@ def _spell(node: fx.Node) -> str:
     """A call as a program writes it."""
     if node.target in (GETATTR, SETATTR, DELATTR):
         return f".{node.args[1]} = ..." if node.target is SETATTR else f".{node.args[1]}"
-    return _name_of(node)
+    return _SPELLED.get(_name_of(node), _name_of(node))
+
+
+_SPELLED = {"__bool__": "bool(...)", "getitem": "...[...]", "setitem": "...[...] = ..."}
 
 
 def find_maker(node: fx.Node) -> fx.Node | None:
