@@ -297,7 +297,10 @@ def _spell(node: fx.Node) -> str:
     """A call as a program writes it."""
     if node.target in (GETATTR, SETATTR, DELATTR):
         return f".{node.args[1]} = ..." if node.target is SETATTR else f".{node.args[1]}"
-    return _name_of(node)
+    return _SPELLED.get(_name_of(node), _name_of(node))
+
+
+_SPELLED = {"__bool__": "bool(...)", "getitem": "...[...]", "setitem": "...[...] = ..."}
 
 
 def find_maker(node: fx.Node) -> fx.Node | None:

@@ -148,7 +148,8 @@ class _Cutter:
         self._keeps_apart = has_past or runs_user_code(module.graph)
         self._freed = list(find_freed(module.graph))
         self._given: dict[fx.Node, None] = {}  # inputs of the whole
-        self._views = {node: frozenset({node}) for node in inputs}  # of those: which a node may be
+        tensors = (node for node in inputs if NUMBER not in node.meta)
+        self._views = {node: frozenset({node}) for node in tensors}  # of inputs: which it may be
         add_views(list_calls(module.graph), self._views)
         self._changed: set[fx.Node] = set()  # inputs, in place, so far
         self._open: list[fx.Node] = []  # the stretch so far

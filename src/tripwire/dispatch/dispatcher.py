@@ -259,10 +259,10 @@ class Dispatcher(telling.Followed):
         compiler = registry.backend_name(self.options.backend)
         reason = (
             f"The code that {compiler} compiled for {self.name} raised {type(error).__name__}: "
-            f"{error}. The plain call returns."
+            f"{error}. The call ran as plain Python instead, and returned."
         )
         self._teller.count_refusal(Refusal("backend-failed", reason))
-        is_new = self._teller.warn_once("%s Its result was used.", reason)
+        is_new = self._teller.warn_once("%s", reason)
         if is_new and error is not None and CURRENT.kept is not None:
             CURRENT.kept.note_code_failed(error)
 

@@ -15,7 +15,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from itertools import product
 from types import CodeType
 
-from tripwire.reading.uses import Computed, Operands, Step, StepKind, Use, Uses
+from tripwire.reading.uses import GROWING, Computed, Operands, Step, StepKind, Use, Uses
 from tripwire.values.classes import is_exactly, isinstance
 
 # --- names with a meaning ------------------------------------------------------------------------
@@ -222,6 +222,18 @@ class Grown(StackValue):
         tally.appended = tally.grown = tally.escapes = True
 
 
+class Picked(StackValue):
+    """`owner[name]`: nothing is known of it, unless all that happens is that it grows."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Loaded) -> None:
+        self.owner = owner
+
+    def escape(self) -> None:
+        self.owner.escape()
+
+
 def is_same(a: StackValue | None, b: StackValue | None) -> bool:
     """Whether both are one object: a copy on the stack, or one variable loaded twice."""
     if a is b:
@@ -342,7 +354,7 @@ class Account:
                 owner.tally.attributes.add(name)
                 if name in _CONTAINER_METHODS:
                     owner.escape()
-        elif owner is not None:
+        elif owner is not None and not (called and name in GROWING and isinstance(owner, Picked)):
             owner.escape()
         if name in ("format", "format_map"):  # "{0.scale}".format(x) loads `scale`
             if isinstance(owner, Literal) and isinstance(owner.value, str):

@@ -29,6 +29,7 @@ from tripwire.reading.account import (
     Literal,
     Loaded,
     LoadedMethod,
+    Picked,
     StackValue,
     is_no_number,
     is_singleton,
@@ -61,6 +62,7 @@ _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _CALL_KW = dis.opmap.get("CALL_KW", -1)  # 3.13: the names are a constant on the stack
 # Only sums can be repeated without knowing the number: + - += -=, by CPython's numbers.
 _OPERATIONS: list[tuple[str, str]] = dis._nb_ops  # type: ignore[attr-defined]
+_NAMESPACES = frozenset({"__dict__", "modules"})  # whose items are attributes, or modules
 _SUMS = frozenset(
     number for number, (_, sign) in enumerate(_OPERATIONS) if sign in ("+", "-", "+=", "-=")
 )
@@ -289,10 +291,13 @@ class _Pass(Account):
 
     def binary_subscr(self, _: int) -> None:
         key = self.pop_const()
+        owner = self.pop()
         if key is not None:
-            self.stack.append(self.item_of(self.pop(), key.value))
+            self.stack.append(self.item_of(owner, key.value))
+        elif type(owner) is Loaded and owner.name not in _NAMESPACES:
+            self.stack.append(Picked(owner))
         else:
-            self.drop(1)
+            _escape(owner)
             self.stack.append(None)
 
     def store_subscr(self, _: int) -> None:
@@ -429,6 +434,8 @@ class _Pass(Account):
         if not isinstance(called, LoadedMethod):
             return False
         owner = called.owner
+        if name in GROWING and isinstance(owner, Picked):
+            owner = self.item_of(owner.owner, Computed.KEY)
         if name == "get" and 1 <= len(arguments) <= 2 and isinstance(arguments[0], Literal):
             result: StackValue = self.item_of(owner, arguments[0].value)
         elif name in GROWING and isinstance(owner, Loaded):

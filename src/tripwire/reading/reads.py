@@ -331,8 +331,9 @@ class ReadSet:
                 use = self.use_of_container(holder.owner)
                 if not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                     return None
-                is_open = use.whole or use.attributes or Computed.KEY in use.stored_keys
-                return None if is_open else use.keys | use.stored_keys
+                keys = use.keys | use.stored_keys
+                is_open = use.whole or use.attributes or Computed.KEY in keys
+                return None if is_open else keys
             case _:
                 use = self.use_of_container(holder.owner)
                 if use.holds_matter:
@@ -431,8 +432,9 @@ class ReadSet:
             use = self.use_of_container(holder.owner)
             if use.whole or use.attributes or not is_exactly(holder.owner, *_KNOWN_CONTAINERS):
                 return _WHOLE
-            found = self.uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
-            return found if key in use.keys else _UNUSED
+            keys = use.keys & {key, Computed.KEY}
+            found = [self.uses.steps.get(Step(StepKind.ITEM, one), _UNUSED) for one in keys]
+            return reduce(merge, found, _UNUSED)
         return self._use_at(holder.step(key))
 
     def is_only_counted(self, holder: Holder, key: Any) -> bool:
@@ -487,6 +489,8 @@ class ReadSet:
                 if is_read or self._is_own_container(base):
                     return _WHOLE
                 use = uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
+                if Computed.KEY in above.keys:
+                    use = merge(use, uses.steps[Step(StepKind.ITEM, Computed.KEY)])
                 return merge(use, self._from_the_end) if type(key) is int else use
             case _:
                 return _WHOLE

@@ -156,7 +156,7 @@ class Stores:
             while isinstance(path, Item):  # whoever has the whole has its parts
                 path = path.owner
                 use = self._containers.get(_last_of(path))
-                if use is not None and use.whole:
+                if use is not None and (use.whole or Computed.KEY in use.keys):
                     yield _WHOLE
 
 
@@ -190,7 +190,7 @@ def _is_named(uses: Uses, path: Source) -> bool:
 def _may_change(use: Use) -> bool:
     """Whether a container that is used so may hold something else afterwards."""
     changed = use.stored_keys or use.appended or use.updated or use.whole
-    return bool(changed or use.attributes - _ONLY_READ)
+    return bool(changed or use.attributes - _ONLY_READ or Computed.KEY in use.keys)
 
 
 def _find_stored(code: CodeType, context: str) -> Iterator[str]:

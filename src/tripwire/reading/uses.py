@@ -29,7 +29,11 @@ class StepKind(Enum):
 
 
 class Computed(Enum):
-    """Stands among stored keys for those that the code computes: `v[name] = ...`."""
+    """Stands among keys for those that the code computes: `v[name] = ...`.
+
+    Among keys that aren't stored: `v[name].append(...)`. For anything else that happens to
+    `v[name]`, `v` is used as a whole.
+    """
 
     KEY = "a computed key"
 
@@ -58,7 +62,8 @@ class Use:
     whole value behind `k`.
     """
 
-    keys: frozenset[object] = frozenset()  # v["k"], v.get("k"), "k" in v
+    # v["k"], v.get("k"), "k" in v; Computed.KEY for v[name].append(...)
+    keys: frozenset[object] = frozenset()
     # v["k"] = ..., del v["k"]; Computed.KEY for v[name] = ...
     stored_keys: frozenset[object] = frozenset()
     attributes: frozenset[str] = frozenset()  # v.name, v.name = ..., v.method(), getattr(v, "name")

@@ -645,3 +645,35 @@ def without_grad(h):
 def test_a_state_whose_past_is_cut_off_trains(cut_off, backend) -> None:
     compiled = check_like_plain(lambda: Recurrent(cut_off), [(matrix,)] * 5, backend)
     assert compiled.statistics().hits == 3
+
+
+class Offset(nn.Module):
+    """Writes to a slice of a buffer that is as long as the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("table", torch.zeros(9, 4))
+
+    def forward(self, x):
+        x = self.layer(x)
+        self.table[: len(x)] += 1
+        count = x.detach().nonzero().shape[0]  # ends a part
+        return self.layer(x).view(len(x), -1) * count * len(x)
+
+
+def test_an_open_size_is_no_view_of_what_it_is_a_bound_of() -> None:
+    """Parts got a copy of it, `size.clone()`."""
+    torch.manual_seed(0)
+    plain, mine = Offset(), Offset()
+    mine.load_state_dict(plain.state_dict())
+    compiled = tripwire.compile(mine, backend="aot_eager")
+    for length in (5, 6, 7, 8, 8):
+        x = torch.randn(length, 4)
+        for module, call in ((plain, plain), (mine, compiled)):
+            module.zero_grad()
+            call(x).sum().backward()
+        torch.testing.assert_close(mine.layer.weight.grad, plain.layer.weight.grad)
+        torch.testing.assert_close(mine.table, plain.table)
+    slugs = {refusal.slug for refusal in tripwire.explain(compiled).refusals}
+    assert "backend-failed" not in slugs

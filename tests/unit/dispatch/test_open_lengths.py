@@ -128,3 +128,22 @@ def test_a_ctc_loss_leaves_lengths_open(name, backend) -> None:
         wanted, got = (torch.autograd.grad(y.sum(), x) for y in (expected, found))
         torch.testing.assert_close(got, wanted)
     assert compiled.statistics().traces <= 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("lengths", [(6, 6, 6, 6), (5, 7, 8, 9)])
+def test_dropout_between_recurrent_layers_is_drawn(lengths, cell, backend) -> None:
+    """torch's own decomposition leaves it out."""
+    torch.manual_seed(0)
+    net = Tagger(cell, num_layers=2, dropout=0.5)
+    compiled = tripwire.compile(net, backend=backend)
+    for length in lengths:
+        x, found = torch.randn(3, length, 4), []
+        for call in (net, compiled):
+            torch.manual_seed(length)
+            found.append((call(x), torch.rand(2)))
+        torch.testing.assert_close(found[1], found[0])
+    net.eval()
+    check_same(net(x), compiled(x))
+    assert compiled.statistics().hits >= 2
