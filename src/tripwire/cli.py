@@ -181,9 +181,12 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
         built.diff = compare((built, details), _reading(other, as_json, build))
     path = write_report(built, details, output or _beside(directory, "report.html"))
     if as_json:
+        skipped = msgspec.to_builtins(built.skipped)
         figures = {
             "path": str(path),
             "bytes": path.stat().st_size,
+            "files": skipped.pop("files"),
+            "events": skipped.pop("events"),
             "processes": len(built.processes),
             "compiles": len(built.compiles),
             **built.sum_hits(),
@@ -191,7 +194,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
             "refusals": built.refusals.total,
             "recompiles": built.recompiles.total,
             "records": len(built.records),
-            "skipped": built.skipped,
+            "skipped": skipped,
         }
         click.echo(msgspec.json.encode(figures)[:-1] + b',"diff":', nl=False)
         for piece in stream_json(built.diff):

@@ -450,7 +450,9 @@ def _check_step(folder: str, status: os.stat_result, is_last: bool) -> None:
     if status.st_uid not in (0, os.getuid()):
         raise NotOurs(f"{folder} belongs to another user")
     if status.st_mode & 0o022 and (is_last or not status.st_mode & stat.S_ISVTX):
-        raise NotOurs(f"other users may write to {folder}; run `chmod go-w` on it")
+        is_shared = status.st_mode & stat.S_ISVTX  # as /tmp is
+        advice = "name a folder of your own" if is_shared else "run `chmod go-w` on it"
+        raise NotOurs(f"other users may write to {folder}; {advice}")
 
 
 def _check_link(link: str, status: os.stat_result, links: int) -> None:

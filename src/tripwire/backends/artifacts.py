@@ -236,8 +236,8 @@ def tell_unused(variable: str, folder: str, why: OSError, instead: str) -> None:
         return
     error = BadStore(
         f"{whose}: other users may put code there that torch would run: {why}.\n"
-        f"tripwire uses {instead} instead. To use {folder}, `chmod -R go-w` it, and `chmod go-w` "
-        "the folders above it.",
+        f"tripwire uses {instead} instead. Name a folder of your own; where others may write to it "
+        "or to one above it, `chmod -R go-w` takes that right away.",
         slug="kernels-not-ours",
     )
     _tell(str(error))

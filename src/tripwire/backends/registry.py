@@ -5,6 +5,7 @@ Nothing of Inductor or Dynamo is imported before one of torch's own is used.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -38,11 +39,18 @@ def eager(
     options: dict[str, Any] | None = None,
 ) -> Runtime:
     """The graph itself, one torch call after another. Has no use for a mode or options."""
-    if mode is not None or options:
-        logger.warning('the back end "eager" ignores mode=%r and options=%r', mode, options)
+    given = {"mode": mode, "options": options or None}
+    ignored = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if ignored:
+        _warn_once(f'the back end "eager" ignores {" and ".join(ignored)}')
     if isinstance(module, GraphOnDemand):
         module.real_recompile()  # `forward` is then the generated code itself
     return module.forward
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def inductor(

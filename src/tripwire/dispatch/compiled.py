@@ -359,7 +359,7 @@ class Sighting:
     def __str__(self) -> str:
         changed = "; ".join(map(str, self.causes)) or "no change was seen in what the call reads"
         if self.compiles:
-            reasons = " | ".join(one.reason for one in self.compiles if one.reason)
+            reasons = " | ".join(_condition(one.reason) for one in self.compiles if one.reason)
             return f"torch.compile recompiled: {changed}. Dynamo says: {reasons or 'nothing'}"
         match self.difference:
             case None:
@@ -369,6 +369,11 @@ class Sighting:
             case difference:
                 verdict = f"Its result is STALE: {difference}"
         return f"torch.compile kept its code: {changed}. {verdict}"
+
+
+def _condition(reason: str) -> str:
+    """What Dynamo says, without the line that it shows behind it, and the stack below it."""
+    return reason.partition("  # ")[0].strip()
 
 
 class WatchedCompile:

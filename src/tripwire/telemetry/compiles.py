@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
+from tripwire.errors import BadOption
 from tripwire.telemetry import clock, spans
 from tripwire.telemetry import log as event_log
 from tripwire.telemetry.contexts import (
@@ -201,6 +202,12 @@ def register_hook_for_recompile_user_context(hook: Hook) -> None:
     A hook that raises is dropped, and logged once.
     """
     global _hooks
+    if not callable(hook):
+        raise BadOption(
+            f"A hook for recompiles is a function without arguments that returns a text, not "
+            f"{hook!r}.",
+            slug="bad-option",
+        )
     _hooks = (*_hooks, hook)
 
 

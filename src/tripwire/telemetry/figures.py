@@ -136,7 +136,9 @@ def dump_compile_times() -> None:
     get_runtime_metrics_context().finish()
     log_counters()
     if _summary_wanted and merge_totals():
-        logger.info(compile_times(repr="str", aggregate=True))
+        # A program that set no log up shows warnings only; whoever asked for a table gets one.
+        level = logging.INFO if logger.isEnabledFor(logging.INFO) else logging.WARNING
+        logger.log(level, "%s", compile_times(repr="str", aggregate=True))
 
 
 atexit.register(dump_compile_times)

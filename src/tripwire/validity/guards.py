@@ -230,7 +230,8 @@ class GuardWriter:
         else:
             condition = f"_same({name}, {self.constant(value)})"
             row = TableRow("test", name, x=functools.partial(same_plain, value))
-        self.check(path, condition, str(fingerprint(value)), found, row)
+        expected = str(fingerprint(value)) if value == value else f"that {value}, not another"
+        self.check(path, condition, expected, found, row)
 
     def _add_tensor(self, path: str, name: str, tensor: torch.Tensor) -> None:
         if id(tensor) in self.tensors:

@@ -185,6 +185,12 @@ def test_a_store_that_others_may_write_to_keeps_nothing(tmp_path, caplog) -> Non
     shared.chmod(0o1777)
     Store(shared).write(KEY, KEPT)
     assert list(shared.iterdir()) == []
+    assert "name a folder of your own" in caplog.text
+    assert "chmod" not in caplog.text  # of what is meant for all
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    mine.chmod(0o777)
+    Store(mine).write(KEY, KEPT)
     assert "chmod go-w" in caplog.text
     Store(shared / "x").write(KEY, KEPT)  # as /tmp/x would be
     assert Store(shared / "x").read(KEY) == KEPT

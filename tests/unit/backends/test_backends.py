@@ -82,6 +82,16 @@ def test_bad_options_are_errors(options) -> None:
         tripwire.compile(lambda x: x * 2, backend="inductor", **options)(torch.ones(2))
 
 
+def test_what_the_back_end_eager_ignores_is_told_once(caplog) -> None:
+    for number in (1, 2):
+        compiled = tripwire.compile(lambda x, by: x * by, backend="eager", mode="default")
+        for by in (1, 2, 3):
+            compiled(torch.ones(number), by)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the back end \"eager\" ignores mode='default'"
+    ]
+
+
 def test_options_reach_inductor() -> None:
     seen = []
 

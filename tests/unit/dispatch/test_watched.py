@@ -47,6 +47,9 @@ def test_the_cause_of_a_recompile_is_told_with_its_source() -> None:
     assert sighting.compiles
     assert "torch.compile recompiled" in str(sighting)
     assert "'triple'" in str(sighting)
+    assert "Dynamo says: " in str(sighting)
+    assert "\n" not in str(sighting)
+    assert "   " not in str(sighting)
     for _ in range(3):
         assert torch.equal(watched(X), net(X))
     assert len(watched.sightings) == 1

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from tripwire import telemetry
+from tripwire import BadOption, telemetry
 from tripwire.telemetry import compiles, pytorch
 from tripwire.telemetry.compiles import CompileId, compiling
 
@@ -93,6 +93,8 @@ def test_user_contexts_are_asked_at_a_recompile_and_cut_at_256_characters(no_hoo
 
 
 def test_a_broken_user_context_is_dropped_and_logged_once(no_hooks, caplog):
+    with pytest.raises(BadOption):
+        telemetry.register_hook_for_recompile_user_context("epoch 3")
     telemetry.register_hook_for_recompile_user_context(lambda: 1 / 0)
     telemetry.register_hook_for_recompile_user_context(lambda: "fine")
     assert compiles.collect_user_contexts() == ("fine",)

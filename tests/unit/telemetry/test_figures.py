@@ -61,6 +61,17 @@ def test_a_summary_is_logged_at_exit_when_it_is_switched_on():
     assert "trace" in shown
 
 
+def test_a_summary_is_shown_where_no_log_is_set_up():
+    code = (
+        "import os, sys\n"
+        "sys.stderr = sys.stdout\n"
+        "os.environ['TRIPWIRE_SUMMARY'] = '1'\n"
+        "from tripwire import telemetry as t\n"
+        "with t.timed('trace'): pass\n"
+    )
+    assert "tripwire compile times:" in run_python(code)
+
+
 def test_counters_and_runtime_metrics_that_nobody_finished_are_in_the_log_at_exit(tmp_path):
     code = (
         f"import os; os.environ['TRIPWIRE_LOG_DIR'] = {str(tmp_path)!r}\n"

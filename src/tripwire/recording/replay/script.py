@@ -140,8 +140,10 @@ class _ScriptWriter:
 
     def _write(self, number: int, node: AnyNode) -> None:
         write = _WRITERS.get(type(node))
+        if isinstance(node, nodes.Opaque):
+            raise Unwritable(f"the record lacks a {node.cls} that the call uses: {node.reason}")
         if write is None:
-            raise Unwritable(f"it holds a {type(node).__name__} node")
+            raise Unwritable(f"the record has what only tripwire builds ({type(node).__name__})")
         made, *fills = write(self, node, f"v{number}")
         self._lines.append(f"v{number} = {made}")
         self._fills += fills

@@ -220,9 +220,9 @@ class CleanupHook:
     def create(scope: dict[str, object], name: str, value: object) -> CleanupHook:
         """Put a value into a scope under a new name."""
         if name in scope:
+            where = repr(scope["__name__"]) if "__name__" in scope else "that namespace"
             raise TelemetryError(
-                f"{name!r} exists in {scope.get('__name__', 'that scope')!r} already, and "
-                "tripwire never overwrites it.",
+                f"{name!r} exists in {where} already, and tripwire never overwrites it.",
                 slug="global-name-taken",
             )
         scope[name] = value

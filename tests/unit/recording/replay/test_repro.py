@@ -199,6 +199,15 @@ def test_what_cannot_be_written_so_says_that_it_needs_tripwire(tmp_path, monkeyp
     assert "RECORD = (" in text
 
 
+def test_what_a_record_lacks_is_named(tmp_path) -> None:
+    record = tripwire.record_call(tmp_path, check=False)
+    with open(__file__) as stream:
+        path = record(lambda x, it: x + 1, torch.ones(2), stream)
+    text, why = write_repro(path)
+    assert why.startswith("the record lacks a TextIOWrapper that the call uses: ")
+    assert why in text
+
+
 def test_a_refusal_needs_tripwire(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRIPWIRE_RECORD_CHECK", "0")
 
