@@ -181,6 +181,7 @@ _TRANSFORM = Refuse(
     "hold that. Call it outside the traced function.",
 )
 _UNFOLLOWED_TRANSFORMS = words("functionalize wrapped linearize jvp_fn restore_vmap inner")
+_COMPILES = words("setup_compilation_env")
 _CUSTOM_FUNCTION = Refuse(
     "function-transform",
     "a custom autograd function runs inside a transform of torch.func, which calls its code in "
@@ -261,7 +262,7 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
     if path is None:
         return None
     if path.startswith("_higher_order_ops/"):
-        return _HIGHER_ORDER, None
+        return _HIGHER_ORDER, _COMPILES
     if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
         return _TRANSFORM, _UNFOLLOWED_TRANSFORMS
     if path == "_functorch/autograd_function.py":

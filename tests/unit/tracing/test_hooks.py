@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import traceback
@@ -489,3 +490,47 @@ def test_what_somebody_put_in_the_place_of_a_patch_stays(monkeypatch) -> None:
             assert nn.Module.__call__ is not before
             nn.Module.__call__ = after
         assert nn.Module.__call__ is after
+
+
+# --- Dynamo, which knows Python's functions by their identity -------------------------------------
+
+
+_IMPORTING = """
+import sys, torch, tripwire
+from torch.utils.checkpoint import checkpoint
+class Scale:
+    value = 3
+def call(x):
+    {call}
+def ask(x):
+    return x * getattr(Scale, "value") + hasattr(Scale, "other")
+x = torch.ones(2, requires_grad=True)
+compiled = tripwire.compile(call, backend="eager")
+assert "torch._dynamo" not in sys.modules
+compiled(x), compiled(x)
+assert "torch._dynamo" in sys.modules
+asked = torch.compile(ask, backend="eager", fullgraph=True)
+assert asked(x).tolist() == [3.0, 3.0]
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "return checkpoint(torch.sin, x, use_reentrant=False)",
+        "return torch.func.grad(lambda t: t.sum())(x)",
+        "import torch._dynamo; return x + 1",
+        "return torch.compile(torch.sin, backend='eager')(x)",
+        "return torch.optim.SGD([torch.zeros(2)]) and x + 1",
+    ],
+    ids=["checkpoint", "torch.func", "import", "torch.compile", "optimizer"],
+)
+def test_dynamo_that_a_run_imports_works_as_ever(call) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _IMPORTING.format(call=call)],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(tripwire.__file__))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
