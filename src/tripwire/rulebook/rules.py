@@ -189,10 +189,11 @@ _CUSTOM_FUNCTION = Refuse(
 )
 _HIGHER_ORDER = Refuse(
     "higher-order-operator",
-    "torch.cond, while_loop and their like take several Python functions, and one run shows "
-    "only those that ran. Write the branch or loop in plain Python, or call it outside the "
-    "traced function.",
+    "torch.cond of a tensor, while_loop, flex_attention and their like have Dynamo compile the "
+    "functions that they are given, and tripwire doesn't see what these read. Write the branch or "
+    "loop in plain Python, or call it outside the traced function.",
 )
+_COMPILING = words("setup_compilation_env")  # as all of them do
 _RESEEDED = Refuse(
     "generator-reseeded",
     "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "

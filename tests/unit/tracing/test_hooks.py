@@ -13,6 +13,7 @@ import torch
 from support import quiet_trace, refusal_of
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _get_current_function_mode_stack
 
 import tripwire
@@ -225,6 +226,8 @@ REFUSED = {
     "higher-order-operator": [
         lambda x: torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,)),
         lambda x: torch.while_loop(lambda t: t.sum() < 9, lambda t: (t + 1,), (x,))[0],
+        lambda x: torch._higher_order_ops.scan(lambda c, row: (c + row, c * row), x[0], x)[1],
+        lambda x: flex_attention(*[x.view(1, 1, 2, 2)] * 3),
     ],
     "tensor-memory": [lambda x: x * x.data_ptr(), lambda x: (x.untyped_storage(), x + 1)[1]],
     "callable-argument": [lambda x: x.clone().apply_(lambda v: v + 1)],
@@ -235,6 +238,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("slug", REFUSED)
 def test_what_cant_be_followed_is_refused_with_its_line(slug) -> None:
     for fn in REFUSED[slug]:
@@ -242,6 +246,17 @@ def test_what_cant_be_followed_is_refused_with_its_line(slug) -> None:
             quiet_trace(fn, torch.ones(2, 2))
         assert caught.value.slug == slug
         assert f"{__file__}:" in str(caught.value)
+
+
+def test_a_condition_that_is_a_bool_is_a_branch_of_python() -> None:
+    def f(x):
+        return torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (x,))
+
+    compiled = tripwire.compile(f, fullgraph=True, backend="eager")
+    for rows in (2, 3, 4, 2, 5, 6):
+        x = torch.ones(rows)
+        assert torch.equal(compiled(x), f(x))
+    assert compiled.statistics().hits >= 2
 
 
 def test_a_refused_run_still_ends_and_has_its_result() -> None:
