@@ -666,4 +666,42 @@ _PYTHON = (
     ),
 )
 
-HABITS = (*_CACHES, *_TRAINED, *_PYTHON)
+_TRANSFORMED = (
+    Trait(
+        "transforms of torch.func",
+        (
+            "t = t + torch.vmap(lambda r: r * law.rate + law.base)(y)",
+            "t = t + torch.func.grad(law.energy)(y)",
+            "t = t + torch.vmap(torch.func.grad(lambda r: r * r * law.rate))(y)",
+            "t = t + torch.func.grad(law.counted)(y) * law.calls",
+            "made, pull = torch.func.vjp(lambda v: v * law.weight, y)\nt = t + pull(made)[0]",
+            "t = t + torch.func.jvp(lambda v: v * law.weight, (y,), (y,))[1]",
+            "t = t + torch.func.jacrev(lambda v: v * law.weight * law.parts[0])(y).sum(0)",
+            "t = t + torch.func.hessian(law.energy)(y).sum(0)",
+            "slope, value = torch.func.grad_and_value(law.energy)(y)\n"
+            "t = t + slope if value > 2 else t * value",
+            "t = t + torch.vmap(lambda r: r * sum(law.parts), chunk_size=2)(y)",
+            "t = t + torch.vmap(lambda r, w: r * w, in_dims=(None, 0))(y, law.weight).sum(0)",
+        ),
+        ("new(4), new(4)", "new(2, 4), new(4)"),
+        sites=(
+            "law.rate = 3.0",
+            "law.base = 0.5",
+            "Law.base = 2.0",
+            "law.weight = torch.full((4,), 0.5)",
+            "law.weight.mul_(2)",
+            "law.parts[0] = 2.0",
+            "law.parts.append(1.5)",
+            "law.calls = 5",
+            "law = Law()",
+        ),
+        setup="class Law:\n    base = 1.0\n    def __init__(self):\n"
+        "        self.rate, self.calls, self.parts = 2.0, 0, [1.0]\n"
+        "        self.weight = torch.full((4,), 2.0)\n"
+        "    def energy(self, v): return (v * v * self.rate * self.base).sum()\n"
+        "    def counted(self, v):\n        self.calls += 1\n        return self.energy(v)\n"
+        "law = Law()",
+    ),
+)
+
+HABITS = (*_CACHES, *_TRAINED, *_PYTHON, *_TRANSFORMED)

@@ -54,6 +54,7 @@ IN_HABITS = {  # a fault that programs about one production alone must show
     "contexts and generators of one's own": "instance attributes: wires",
     "operators of a class": "class attributes: wires",
     "iterators of the library": "containers: elements of lists",
+    "transforms of torch.func": "instance attributes: wires",
 }
 
 

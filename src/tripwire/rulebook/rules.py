@@ -186,6 +186,7 @@ _TRANSFORM = Refuse(
     "hold that. Call it outside the traced function.",
 )
 _UNFOLLOWED_TRANSFORMS = words("functionalize wrapped linearize jvp_fn restore_vmap inner")
+_COMPILES = words("setup_compilation_env")
 _CUSTOM_FUNCTION = Refuse(
     "function-transform",
     "a custom autograd function runs inside a transform of torch.func, which calls its code in "
@@ -193,10 +194,11 @@ _CUSTOM_FUNCTION = Refuse(
 )
 _HIGHER_ORDER = Refuse(
     "higher-order-operator",
-    "torch.cond, while_loop and their like take several Python functions, and one run shows "
-    "only those that ran. Write the branch or loop in plain Python, or call it outside the "
-    "traced function.",
+    "torch.cond of a tensor, while_loop, flex_attention and their like have Dynamo compile the "
+    "functions that they are given, and tripwire doesn't see what these read. Write the branch or "
+    "loop in plain Python, or call it outside the traced function.",
 )
+_COMPILING = words("setup_compilation_env")  # as all of them do
 _RESEEDED = Refuse(
     "generator-reseeded",
     "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "
@@ -266,7 +268,7 @@ def _refused_file(filename: str) -> tuple[Refuse, frozenset[str] | None] | None:
     if path is None:
         return None
     if path.startswith("_higher_order_ops/"):
-        return _HIGHER_ORDER, None
+        return _HIGHER_ORDER, _COMPILES
     if path in ("_functorch/vmap.py", "_functorch/eager_transforms.py"):
         return _TRANSFORM, _UNFOLLOWED_TRANSFORMS
     if path == "_functorch/autograd_function.py":

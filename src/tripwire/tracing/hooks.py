@@ -81,6 +81,20 @@ def uninstall(user: object) -> None:
     _OF_TORCH.leave(id(user))
 
 
+@contextmanager
+def lifted(user: object) -> Iterator[None]:
+    """What was there before, for a while, unless other threads trace.
+
+    Dynamo knows Python's functions by their identity, and asks once which these are.
+    """
+    uninstall(user)
+    try:
+        yield
+    finally:
+        _OF_TORCH.enter(id(user))
+        _OF_PYTHON.enter(id(user))
+
+
 def release(user: object) -> None:
     """A refused run needs no names any more, and makes few objects."""
     _OF_PYTHON.leave(id(user))

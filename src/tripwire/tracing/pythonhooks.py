@@ -211,6 +211,13 @@ def _wrap_loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def load(name: str, import_: Any) -> Any:
         state = CURRENT.state
+        if state is not None and name == "torch._dynamo" and name not in sys.modules:
+            with state.lifted():
+                return load_unseen(name, import_)
+        return load_unseen(name, import_)
+
+    def load_unseen(name: str, import_: Any) -> Any:
+        state = CURRENT.state
         observer = None if state is None else state.observer
         if observer is None or observer.paused:
             return plain(name, import_)

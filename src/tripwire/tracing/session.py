@@ -8,6 +8,7 @@ repeated or seen is a refusal.
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import inspect
 import sys
@@ -83,6 +84,7 @@ class Session:
         complete: bool,
     ) -> None:
         self.state = state
+        state.lifted = functools.partial(hooks.lifted, self)
         self.binding = binding
         self.bound = bound
         self.expressions = expressions
@@ -140,7 +142,8 @@ class Session:
     def on_library_start(self, code: CodeType) -> None:
         """A function of torch's or the standard library's starts for the first time."""
         if code.co_filename in _IMPORTS_DYNAMO and "torch._dynamo" not in sys.modules:
-            self.state.run_aside(import_dynamo)
+            with hooks.lifted(self):
+                self.state.run_aside(import_dynamo)
         self.state.reach.walk_library_code(code)
 
     def _reach_from(self, code: CodeType, namespace: dict[str, Any], module: str) -> None:

@@ -16,7 +16,7 @@ import keyword
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -177,6 +177,8 @@ class TracingState:
         self.modules: dict[int, nn.Module] = {}  # called, by identity; those inside others left out
         self.open_modules = 0  # calls of such modules that go on
         self.differentiates_again = False  # gradients are asked for gradients
+        # Without the patches that the run is observed by, for a while.
+        self.lifted: Callable[[], AbstractContextManager[None]] = nullcontext
         self.has_levels = False  # whether a transform of torch.func went on
         self._graph = fx.Graph()
 

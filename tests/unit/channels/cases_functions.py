@@ -457,3 +457,27 @@ case(
     """,
     writes=["Double.forward = staticmethod(lambda ctx, x: x * 3)"],
 )
+case(
+    "attribute that a function under vmap reads",
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 2.0
+        def forward(self, x):
+            return torch.vmap(lambda row: row * self.scale)(x)
+    call = Net()
+    """,
+    writes=["call.scale = 3.0"],
+)
+case(
+    "global that a function under grad reads",
+    """
+    rates = [2.0, 0.5]
+    def energy(x):
+        return (x * x).sum() * rates[0]
+    def call(x):
+        return torch.func.grad(energy)(x)
+    """,
+    writes=["rates[0] = 3.0", "rates = [4.0]", "energy = lambda x: x.sum()"],
+)

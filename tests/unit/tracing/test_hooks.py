@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import traceback
@@ -12,6 +13,7 @@ import torch
 from support import quiet_trace, refusal_of
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _get_current_function_mode_stack
 
 import tripwire
@@ -224,6 +226,8 @@ REFUSED = {
     "higher-order-operator": [
         lambda x: torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,)),
         lambda x: torch.while_loop(lambda t: t.sum() < 9, lambda t: (t + 1,), (x,))[0],
+        lambda x: torch._higher_order_ops.scan(lambda c, row: (c + row, c * row), x[0], x)[1],
+        lambda x: flex_attention(*[x.view(1, 1, 2, 2)] * 3),
     ],
     "tensor-memory": [lambda x: x * x.data_ptr(), lambda x: (x.untyped_storage(), x + 1)[1]],
     "callable-argument": [lambda x: x.clone().apply_(lambda v: v + 1)],
@@ -234,6 +238,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("slug", REFUSED)
 def test_what_cant_be_followed_is_refused_with_its_line(slug) -> None:
     for fn in REFUSED[slug]:
@@ -241,6 +246,17 @@ def test_what_cant_be_followed_is_refused_with_its_line(slug) -> None:
             quiet_trace(fn, torch.ones(2, 2))
         assert caught.value.slug == slug
         assert f"{__file__}:" in str(caught.value)
+
+
+def test_a_condition_that_is_a_bool_is_a_branch_of_python() -> None:
+    def f(x):
+        return torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (x,))
+
+    compiled = tripwire.compile(f, fullgraph=True, backend="eager")
+    for rows in (2, 3, 4, 2, 5, 6):
+        x = torch.ones(rows)
+        assert torch.equal(compiled(x), f(x))
+    assert compiled.statistics().hits >= 2
 
 
 def test_a_refused_run_still_ends_and_has_its_result() -> None:
@@ -489,3 +505,47 @@ def test_what_somebody_put_in_the_place_of_a_patch_stays(monkeypatch) -> None:
             assert nn.Module.__call__ is not before
             nn.Module.__call__ = after
         assert nn.Module.__call__ is after
+
+
+# --- Dynamo, which knows Python's functions by their identity -------------------------------------
+
+
+_IMPORTING = """
+import sys, torch, tripwire
+from torch.utils.checkpoint import checkpoint
+class Scale:
+    value = 3
+def call(x):
+    {call}
+def ask(x):
+    return x * getattr(Scale, "value") + hasattr(Scale, "other")
+x = torch.ones(2, requires_grad=True)
+compiled = tripwire.compile(call, backend="eager")
+assert "torch._dynamo" not in sys.modules
+compiled(x), compiled(x)
+assert "torch._dynamo" in sys.modules
+asked = torch.compile(ask, backend="eager", fullgraph=True)
+assert asked(x).tolist() == [3.0, 3.0]
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "return checkpoint(torch.sin, x, use_reentrant=False)",
+        "return torch.func.grad(lambda t: t.sum())(x)",
+        "import torch._dynamo; return x + 1",
+        "return torch.compile(torch.sin, backend='eager')(x)",
+        "return torch.optim.SGD([torch.zeros(2)]) and x + 1",
+    ],
+    ids=["checkpoint", "torch.func", "import", "torch.compile", "optimizer"],
+)
+def test_dynamo_that_a_run_imports_works_as_ever(call) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _IMPORTING.format(call=call)],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(tripwire.__file__))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
