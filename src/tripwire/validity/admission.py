@@ -105,6 +105,7 @@ class Admission:
             self.completion.attributes,
             shadow=self.trace.shadow,
             offsets_matter=reads_offsets(self.trace),
+            constants={id(constant.value) for constant in self.trace.constants},
         )
         self._write_call(writer)
         self._write_torch(writer)

@@ -12,7 +12,7 @@ import functools
 import operator
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextvars import ContextVar
 from keyword import iskeyword
 from types import BuiltinMethodType, MappingProxyType, MethodType
@@ -99,7 +99,9 @@ class GuardWriter:
         *,
         shadow: Shadow | None,
         offsets_matter: bool,
+        constants: Set[int],
     ) -> None:
+        self._constants = constants  # identities of objects that the graph holds
         self._shadow = shadow  # has what is open
         self._attributes, self._forms = attributes, forms  # of tensors, as the run found them
         self._offsets_matter = offsets_matter
@@ -349,6 +351,8 @@ class GuardWriter:
             if issubclass(cls, ContextVar):
                 self._add_context_variable(path, name, value)
             return
+        if id(value) in self._constants:
+            self._pin(path, name, value)
         condition, found = f"type({name}) is {self.constant(cls)}", self.constant(name_of)
         row = TableRow("type", name, x=cls)
         self.check(path, condition, f"a {name_of(cls)}", f"{found}(type({name}))", row)

@@ -1186,3 +1186,86 @@ def test_what_a_forward_sets_of_torch_it_sets_on_each_call(forward, backend) -> 
             torch.manual_seed(number)
             found.append((call(torch.ones(3 if number < 2 else number, 3)), torch.rand(1)))
         torch.testing.assert_close(*found)
+
+
+# --- objects that a function gets ---
+
+
+class ByItem(Function):
+    """Keeps what it is given for its backward."""
+
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = held
+        return x * held[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.held[0], None
+
+
+class ByAttribute(Function):
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = held
+        return x * held.factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.held.factor, None
+
+
+class Holding(nn.Module):
+    def __init__(self, function, held):
+        super().__init__()
+        self.function = function
+        self.held = held
+
+    def forward(self, x):
+        return self.function.apply(x, self.held) * 2
+
+
+def put(held, factor):
+    if isinstance(held, SimpleNamespace):
+        held.factor = factor
+    else:
+        held[0] = factor
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", [dict, list])
+def test_a_backward_reads_the_container_itself_that_the_function_kept(make, backend) -> None:
+    held = [make([(0, 1.0)]) if make is dict else [1.0] for _ in range(2)]
+    plain, model = (Holding(ByItem, one) for one in held)
+    compiled = tripwire.compile(model, backend=backend)
+    for n in range(5):
+        gradients = []
+        for call, one in ((plain, held[0]), (compiled, held[1])):
+            x = torch.ones(2, requires_grad=True)
+            put(one, float(n))
+            result = call(x)
+            put(one, n + 0.5)
+            result.sum().backward()
+            gradients.append((result.detach(), x.grad))
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    assert compiled.statistics().hits >= 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("passed", [False, True])
+def test_another_object_in_the_place_of_one_is_given_to_the_function(passed, backend) -> None:
+    def fn(x, held):
+        return ByAttribute.apply(x, held) * 2
+
+    model = Holding(ByAttribute, SimpleNamespace(factor=0.0))
+    compiled = tripwire.compile(fn if passed else model, backend=backend)
+    for n in range(5):
+        held = SimpleNamespace(factor=float(n))
+        x = torch.ones(2, requires_grad=True)
+        if not passed:
+            model.held = held
+        result = compiled(x, held) if passed else compiled(x)
+        held.factor += 0.5
+        result.sum().backward()
+        torch.testing.assert_close(result, torch.full((2,), 2.0 * n))
+        torch.testing.assert_close(x.grad, torch.full((2,), 2.0 * n + 1))
