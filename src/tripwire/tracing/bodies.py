@@ -3,8 +3,9 @@
 The `apply` of a custom autograd function is one node, and a compiled call runs the forward again.
 So what it reads needs no watch, as long as no size depends on it. For sizes to be trusted, a
 forward must be simple enough to be judged by its bytecode: it and the functions that it names touch
-tensors, plain values, torch and `math`, and write to nothing but tensors and their context. Then
-they are watched like the rest of the run, and the torch calls inside are looked at as they happen.
+tensors, plain values and dicts of them, torch and `math`, and write to nothing but tensors and
+their context. Then they are watched like the rest of the run, and the torch calls inside are looked
+at as they happen.
 A compiler may look inside if the backward is as simple, doesn't change its context and reads no
 global number: the compiler runs both once, and keeps the outcome. See docs/design/0010.
 
@@ -74,7 +75,12 @@ def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
     """All Python functions that `cls.apply(*args)` can run; None where they aren't simple."""
     if type(cls) is not FunctionMeta or not all(map(_is_plain_argument, args)):
         return None
-    return _find_all(_starts_of(cls), _OF_TENSORS | {"needs_input_grad"})
+    found = _find_all(_starts_of(cls), _OF_TENSORS | {"needs_input_grad"})
+    if found is None or not any(type(arg) is dict for arg in args):
+        return found
+    # Its backward may keep the dict; and it must write to nothing but tensors.
+    codes = [code for function in found for code in all_codes(function.__code__)]
+    return None if torch.is_grad_enabled() or any(map(_may_write_items, codes)) else found
 
 
 def find_backward(cls: Any, forward: Functions) -> Functions | None:
@@ -172,6 +178,17 @@ def _writes_in_place(code: CodeType) -> bool:
     )
 
 
+def _may_write_items(code: CodeType) -> bool:
+    """Whether a code may change a dict: `x[i] = 1`, `x |= y`, or by a method of its own."""
+    steps = {step.opname for step in find_steps(code)}
+    names = _CHANGE_DICTS.isdisjoint(code.co_names)
+    return not (names and _ITEM_STORES.isdisjoint(steps)) or _writes_in_place(code)
+
+
+_ITEM_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR"})
+_CHANGE_DICTS = words("update pop popitem setdefault clear __setitem__ __delitem__ __ior__")
+
+
 def _find_all(
     contexts: dict[Any, str | None], refused: frozenset[str], *, may_read: bool = True
 ) -> Functions | None:
@@ -219,6 +236,8 @@ def _first_argument(function: Any) -> str | None:
 def _is_plain_argument(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain_argument, value))
+    if type(value) is dict:
+        return all(_is_value(key) and _is_value(item) for key, item in value.items())
     return id(type(value)) in PLAIN_TENSORS or _is_value(value)
 
 

@@ -1269,3 +1269,42 @@ def test_another_object_in_the_place_of_one_is_given_to_the_function(passed, bac
         result.sum().backward()
         torch.testing.assert_close(result, torch.full((2,), 2.0 * n))
         torch.testing.assert_close(x.grad, torch.full((2,), 2.0 * n + 1))
+
+
+class ByKey(Function):
+    @staticmethod
+    def forward(ctx, x, held):
+        return x * held["factor"] if held["on"] else x + len(held)
+
+
+class Counting(Function):
+    @staticmethod
+    def forward(ctx, x, held):
+        held |= {"n": held["n"] + 1}
+        return x * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_that_reads_plain_values_out_of_a_dict_is_compiled_whole(backend) -> None:
+    def measured(model, x):
+        y = model(x)
+        return y.view(*y.size()[:-1], 1, 2) + 1
+
+    model = Holding(ByKey, {"factor": 2.0, "on": True})
+    compiled = tripwire.compile(measured, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        for write in ({}, {}, {"factor": 3.0}, {"on": False}, {"other": 1}, {"on": True}):
+            model.held.update(write)
+            for rows in (2, 3):
+                x = torch.ones(rows, 2)
+                torch.testing.assert_close(compiled(model, x), measured(model, x))
+    assert compiled.statistics().hits >= 4
+
+
+def test_a_function_that_changes_a_dict_changes_it_in_each_call() -> None:
+    model = Holding(Counting, {"n": 0})
+    compiled = tripwire.compile(lambda x: model(x).view(-1), backend="eager")
+    with torch.no_grad():
+        for n in range(4):
+            torch.testing.assert_close(compiled(torch.ones(2, 2)), torch.full((4,), 4.0))
+            assert model.held["n"] == n + 1
