@@ -1238,11 +1238,11 @@ def test_a_backward_reads_the_container_itself_that_the_function_kept(make, back
     held = [make([(0, 1.0)]) if make is dict else [1.0] for _ in range(2)]
     plain, model = (Holding(ByItem, one) for one in held)
     compiled = tripwire.compile(model, backend=backend)
-    for n in range(5):
+    for n in range(12):
         gradients = []
         for call, one in ((plain, held[0]), (compiled, held[1])):
             x = torch.ones(2, requires_grad=True)
-            put(one, float(n))
+            put(one, float(n // 4))
             result = call(x)
             put(one, n + 0.5)
             result.sum().backward()
