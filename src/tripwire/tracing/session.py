@@ -84,7 +84,6 @@ class Session:
         complete: bool,
     ) -> None:
         self.state = state
-        state.lifted = functools.partial(hooks.lifted, self)
         self.binding = binding
         self.bound = bound
         self.expressions = expressions
@@ -209,6 +208,7 @@ class Session:
     def execute(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             CURRENT.tracing = True
+            self.state.lifted = functools.partial(hooks.lifted, self)
             observer = self.state.observer = observing(self, watch_calls=self.complete)
             shadow = self.state.shadow
             observer.has_open = shadow is not None
@@ -247,6 +247,7 @@ class Session:
     def leave(self) -> None:
         """Keep the code that ran, and let go of the observer: what was reached must die in time."""
         observer, self.state.observer = self.state.observer, None
+        self.state.lifted = nullcontext  # it knows this session
         self.recorder = None
         self.state.reach.close()
         if observer is not None:
