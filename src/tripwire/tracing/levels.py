@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch._C import _functorch
 from torch._functorch import eager_transforms, predispatch
+from torch._functorch.autograd_function import CustomFunctionHigherOrderOperator
 
 from tripwire.rulebook.refusals import Refusal, Refused
-from tripwire.rulebook.rules import Call
+from tripwire.rulebook.rules import Call, Target
 from tripwire.tracing.fxnodes import build_arguments, record
 from tripwire.tracing.graphs import Level
 from tripwire.tracing.state import CURRENT, TracingState
+from tripwire.values.identity import is_library_class
 from tripwire.values.numbers import close_values
 from tripwire.writes.patches import Patch
 
@@ -81,6 +83,21 @@ def _observe(
         return value
 
 
+def _wrap_custom(plain: Callable[..., Any]) -> object:
+    """`Function.apply` inside a transform. One of torch's own is a call; others are refused."""
+
+    @functools.wraps(plain)
+    def observed(self: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        state = CURRENT.state
+        if state is None or state.refusal is not None or not is_library_class(cls):
+            return plain(self, cls, *args, **kwargs)
+        rule = Call("call_function", Target(cls.apply, f"{cls.__name__}_apply"), cls.__name__)
+        call = functools.partial(plain, self, cls)
+        return _observe(state, rule, call, args, kwargs, acts=False)
+
+    return observed
+
+
 def _add_batch_dim(tensor: torch.Tensor, dim: int, level: int) -> torch.Tensor:
     made: torch.Tensor = _functorch._add_batch_dim(
         tensor, tensor.dim() + dim if dim < 0 else dim, level
@@ -119,7 +136,7 @@ def _list_patches() -> list[Patch]:
         name = call.__name__
         home = next(one for one in (predispatch, eager_transforms, _C) if name in vars(one))
         found.append(Patch(home, name, _wrap(call, acts=call not in _CONVERTING)))
-    return found
+    return [*found, Patch(CustomFunctionHigherOrderOperator, "__call__", _wrap_custom)]
 
 
 PATCHES = tuple(_list_patches())
