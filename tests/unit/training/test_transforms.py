@@ -101,3 +101,21 @@ def test_a_gradient_through_a_compiled_module_given_its_parameters() -> None:
         )
         torch.testing.assert_close(mine, plain)
         torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_custom_functions_of_torchs_own_are_calls_inside() -> None:
+    """Indices that lack a dimension pick by way of one of these, where torch's mode says so."""
+    mode = pytest.importorskip("torch._dynamo._trace_wrapped_higher_order_op")
+    table = torch.arange(12).reshape(2, 6) % 3
+
+    def pick(x):
+        with mode.TransformGetItemToIndex():
+            picked = torch.vmap(lambda row: table[row, row] == 0)(torch.arange(x.shape[0]))
+        return x * picked[:, None, None]
+
+    for backend in ("eager", "aot_eager"):
+        compiled = tripwire.compile(pick, backend=backend, fullgraph=True)
+        for _ in range(3):
+            x = torch.randn(2, 3, 4)
+            torch.testing.assert_close(compiled(x), pick(x), rtol=0, atol=0)
+        assert compiled.statistics().hits == 2
