@@ -198,7 +198,6 @@ _HIGHER_ORDER = Refuse(
     "functions that they are given, and tripwire doesn't see what these read. Write the branch or "
     "loop in plain Python, or call it outside the traced function.",
 )
-_COMPILING = words("setup_compilation_env")  # as all of them do
 _RESEEDED = Refuse(
     "generator-reseeded",
     "the state of torch's random generator is set, and a graph wouldn't set it again. Seed "
