@@ -21,6 +21,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from sys import getrefcount
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -382,9 +383,39 @@ def _is_sized_by_data(name: str, schema: str) -> bool:
     return name in SIZED_BY_DATA or torch.Tag.dynamic_output_shape in tags
 
 
-# --- open numbers among its arguments ------------------------------------------------------------
-# Code that isn't followed may ask what its arguments are, keep them or change them. So it gets
-# plain numbers, and the very lists and dicts of the call.
+# --- what code that isn't followed is given ------------------------------------------------------
+# It may ask what its arguments are, keep them or change them. So it gets plain numbers, and the
+# very lists and dicts of the call.
+
+
+class Passed:
+    """The lists and dicts that code was given: one that something new refers to was kept.
+
+    `ctx.given = given` shows in no other way.
+    """
+
+    def __init__(self, given: object) -> None:
+        self._containers = [*iter_containers(given)]
+        self._counts = [*map(getrefcount, self._containers)]
+
+    def find_kept(self) -> list[object]:
+        """Those that the code kept, now that it has run."""
+        now = [*map(getrefcount, self._containers)]
+        pairs = zip(self._containers, self._counts, now, strict=True)
+        return [one for one, before, after in pairs if after > before]
+
+
+def iter_containers(value: Any) -> Iterator[Any]:
+    """Lists and dicts in the arguments of a call."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if id(value) not in seen and is_exactly(value, tuple, list, dict):
+            seen.add(id(value))
+            left += value.values() if type(value) is dict else value
+            if type(value) is not tuple:
+                yield value
 
 
 @contextmanager

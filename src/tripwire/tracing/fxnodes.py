@@ -35,6 +35,7 @@ from tripwire.reading.torchstate import find_autocast
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import GETATTR, RESULT_IS_CAST, Call, Target, find_out_of_place, words
 from tripwire.tracing.answers import Own
+from tripwire.tracing.bodies import iter_containers
 from tripwire.tracing.branches import (
     WRAPPED,
     Branch,
@@ -53,7 +54,13 @@ from tripwire.tracing.state import (
     check_class,
     create_node,
 )
-from tripwire.values.classes import ids_of, is_namedtuple, isinstance, module_of, name_of
+from tripwire.values.classes import (
+    ids_of,
+    is_namedtuple,
+    isinstance,
+    module_of,
+    name_of,
+)
 from tripwire.values.numbers import close_values, is_open
 
 # What an fx graph can spell as an argument. Everything else is a tensor, a container, or a
@@ -131,6 +138,36 @@ def _convert(state: TracingState, rule: Call, value: Any, where: Callable[[], So
 def _is_kept(state: TracingState, container: object) -> bool:
     """Whether it is the program's, so that code which gets it may look at it later."""
     return state.quiet and not holds_tensor(container) and state.reach.is_anchored(container)
+
+
+def hand_over(
+    state: TracingState,
+    rule: Call,
+    nodes: Arguments,
+    given: Given,
+    kept: list[object],
+    where: SourceRange,
+) -> Arguments:
+    """The same arguments; those that are kept are the caller's own lists and dicts.
+
+    Guards then want the same ones in each call. Raises Refused.
+    """
+    inner = {id(one) for value in kept for one in iter_containers(value)}
+    callers = inner & state.reach.fresh.keys()
+
+    def spell(value: Any, spelled: Any) -> Any:
+        if callers.isdisjoint(map(id, iter_containers(value))):
+            return spelled
+        if id(value) not in state.reach.fresh:
+            raise Refused(
+                "opaque-object",
+                f"`{rule.name}` keeps a list or dict of the caller's, in a "
+                f"{name_of(type(value))} that is new in each call. Pass it directly.",
+            )
+        return _constant(state, rule, value, lambda: where)
+
+    args = tuple([spell(*one) for one in zip(given[0], nodes[0], strict=True)])
+    return args, {name: spell(given[1][name], node) for name, node in nodes[1].items()}
 
 
 _SHARES_MEMORY = frozenset({"as_tensor", "asarray", "from_numpy"})

@@ -41,6 +41,7 @@ from tripwire.tracing.blocks import find_recorded, range_of
 from tripwire.tracing.bodies import (
     OF_CLASSES,
     Functions,
+    Passed,
     computes_with_symbols,
     find_backward,
     find_contexts,
@@ -50,7 +51,12 @@ from tripwire.tracing.bodies import (
     has_plain_sizes,
     lending,
 )
-from tripwire.tracing.fxnodes import CHECKPOINT_WRITES, build_arguments, record
+from tripwire.tracing.fxnodes import (
+    CHECKPOINT_WRITES,
+    build_arguments,
+    hand_over,
+    record,
+)
 from tripwire.tracing.observe import Started
 from tripwire.tracing.recorder import Recorder, note_failure
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, Region, TracingState, all_plain
@@ -122,8 +128,9 @@ def _observe(
             nodes = build_arguments(state, rule, args, kwargs, lambda: where)
         except Refused as refused:
             state.refuse(Refusal(refused.slug, refused.reason, where))
-        given = args
+        given, named = args, kwargs
         acts = python is not None and state.quiet
+        passed = Passed((args, kwargs))
         if acts:  # what is met from now on may be what it wrote
             state.reach.holders.open_number = None
         written = state.inner.look() if acts else {}
@@ -143,6 +150,7 @@ def _observe(
                 state.reach.holders.uprooted(),
             ):
                 value = run(*args, **kwargs)
+            kept = passed.find_kept()
         except Exception as error:
             note_failure(state, rule, error, where)
             raise
@@ -174,6 +182,8 @@ def _observe(
             rule = replace(rule, target=own)
         if nodes is not None:
             try:
+                if acts and kept:
+                    nodes = hand_over(state, rule, nodes, (given, named), kept, where)
                 draws = generators.have_moved()
                 record(state, rule, nodes, args, kwargs, value, where, python, draws=draws)
             except Refused as refused:

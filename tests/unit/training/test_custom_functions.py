@@ -1251,6 +1251,91 @@ def test_a_backward_reads_the_container_itself_that_the_function_kept(make, back
     assert compiled.statistics().hits >= 3
 
 
+class Copying(ByItem):
+    """Keeps what nobody else can change."""
+
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = list(held)
+        return x * held[0]
+
+
+class ByPlace(Function):
+    @staticmethod
+    def forward(ctx, x, held):
+        ctx.held = held
+        return x * held["factors"][0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.held["factors"][0], None
+
+
+# How a container gets from the call to the function; how its first element is put; whether it runs
+# compiled where the caller passes the same one again, and where a new one each time.
+PASSED = {
+    "itself": (lambda: [1.0], lambda x, held: ByItem.apply(x, held), put, True, False),
+    "a dict": (lambda: {0: 1.0}, lambda x, held: ByItem.apply(x, held), put, True, False),
+    "out of another": (
+        lambda: {"request": [1.0]},
+        lambda x, held: ByItem.apply(x, held["request"]),
+        lambda held, factor: put(held["request"], factor),
+        True,
+        False,
+    ),
+    "in another": (
+        lambda: {"factors": [1.0]},
+        lambda x, held: ByPlace.apply(x, held),
+        lambda held, factor: put(held["factors"], factor),
+        True,
+        False,
+    ),
+    "in one that is new": (
+        lambda: [1.0],
+        lambda x, held: ByPlace.apply(x, {"factors": held}),
+        put,
+        False,
+        False,
+    ),
+    "a tensor in it": (
+        lambda: [torch.tensor(1.0)],
+        lambda x, held: ByItem.apply(x, held),
+        lambda held, factor: put(held, torch.tensor(factor)),
+        False,
+        False,
+    ),
+    "copied": (lambda: [1.0], lambda x, held: Copying.apply(x, held), put, True, True),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("name", PASSED)
+def test_a_backward_reads_the_callers_container_that_the_function_kept(
+    name, is_new, backend
+) -> None:
+    make, call, write, hits, hits_new = PASSED[name]
+
+    def fn(x, held):
+        return call(x, held) * 2
+
+    compiled = tripwire.compile(fn, backend=backend)
+    held = [make(), make()]
+    for n in range(9):
+        if is_new:
+            held = [make(), make()]
+        found = []
+        for run, one in zip((fn, compiled), held, strict=True):
+            x = torch.ones(2, requires_grad=True)
+            write(one, float(n // 4))
+            result = run(x, one)
+            write(one, n + 0.5)
+            result.sum().backward()
+            found.append((result.detach(), x.grad))
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert (compiled.statistics().hits >= 4) is (hits_new if is_new else hits)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("passed", [False, True])
 def test_another_object_in_the_place_of_one_is_given_to_the_function(passed, backend) -> None:
