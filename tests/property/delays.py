@@ -113,6 +113,37 @@ DELAYS = (
         late=True,
     ),
     Trait(
+        "late backward that reads what was passed",
+        (
+            "t = Keeps.apply(t, x.tag)",
+            "t = Keeps.apply(t, x.tag) + len(x.tag)",
+            "t = Keeps.apply(t, {0: x.tag[0]})",
+            "t = Copies.apply(t, x.tag)",
+            "t = Keeps.apply(t, (x.tag[0], x.tag))",
+        ),
+        (
+            "tagged(new(4).requires_grad_(), rates), new(4)",
+            "tagged(new(4).requires_grad_(), table), new(4)",
+            "tagged(new(4).requires_grad_(), [2.0, 3.0]), new(4)",
+        ),
+        sites=(
+            "rates[0] = 5.0",
+            "rates[0] = 0.5",
+            "rates.append(4.0)",
+            "rates = [7.0]",
+            "table[0] = 5.0",
+            "table[1] = 5.0",
+            "table = {0: 7.0}",
+        ),
+        setup="rates, table = [2.0, 3.0], {0: 2.0}\n"
+        "class Keeps(torch.autograd.Function):\n    @staticmethod\n"
+        "    def forward(ctx, t, held):\n        ctx.held = held\n        return t * 2\n"
+        "    @staticmethod\n    def backward(ctx, g): return g * ctx.held[0], None\n"
+        "class Copies(Keeps):\n    @staticmethod\n    def forward(ctx, t, held):\n"
+        "        ctx.held = dict(enumerate(held))\n        return t * 2\n",
+        late=True,
+    ),
+    Trait(
         "late backward that is another by then",
         _BACKWARDS,
         _ROWS,
