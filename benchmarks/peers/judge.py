@@ -44,7 +44,7 @@ _INTERNAL = re.compile(
     r"frame_count|op_count|counters|\.graphs|guard|_count\b|recompil|assertLogs|records|"
     r"print_readable|normalize_gm|graph|explain|Unsupported|gb_type|cache_entr|compiles|_dynamo|"
     r"is_compiling|OptimizedModule|EXPECTTEST|num_ops|cnt|log_|InternalTorchDynamoError|"
-    r"TorchRuntimeError|UserError|backend_calls|compile_"
+    r"TorchRuntimeError|UserError|backend_calls|compile_|wrap_node"
 )
 _VARYING = re.compile(r"0x[0-9a-f]+|\d{9,}|tripwire\S*|line \d+")
 
