@@ -233,7 +233,7 @@ def _check_overlap(trace: Trace) -> None:
 def _span_of(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Which memory a tensor has, where it begins there, and where it ends, in bytes."""
     storage = storage_of(tensor)
-    if storage == -1 or tensor.numel() == 0:
+    if storage == -1 or tensor.is_nested or tensor.numel() == 0:
         return -1, 0, 0
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin, width = int(tensor.storage_offset()), tensor.element_size()

@@ -43,7 +43,7 @@ from tripwire.reading.sources import (
     Source,
     TypeOf,
 )
-from tripwire.reading.tensors import PLAIN_TENSORS
+from tripwire.reading.tensors import PLAIN_TENSORS, has_sizes
 from tripwire.rulebook.refusals import GONE, Cause
 from tripwire.tracing import Trace
 from tripwire.tracing.casts import TAKING
@@ -52,6 +52,7 @@ from tripwire.tracing.open.opening import Opening, Place, Range, spell_place, sp
 from tripwire.tracing.state import FACTS, NodeFacts
 from tripwire.values.classes import (
     FLOATS,
+    NUMPY_FLOAT,
     find_in_class,
     ids_of,
     is_exactly,
@@ -122,6 +123,7 @@ class Variation:
         self._draws = False  # numbers out of Python's random generator were asked for
         self._may_draw = CAN_DRAW
         self._asks_for_types = self._compares_identity = self._compares_numbers = False
+        self._has_numpys = False  # floats among what varies, perhaps
 
     def look(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -178,6 +180,7 @@ class Variation:
             everything=bool(self._dynamic) and not are_told,
             sizes=frozenset(self._sizes),
             ranges=dict(at_once(self._ranges.items)),
+            has_numpys=self._has_numpys,
         )
         return opening or None
 
@@ -207,7 +210,7 @@ class Variation:
                 yield path, found
 
     def _compare(self, path: str, tensor: torch.Tensor) -> None:
-        if id(type(tensor)) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+        if not has_sizes(tensor):
             return
         shape = tuple(tensor.shape)
         before = self._shapes.setdefault(path, shape)
@@ -231,6 +234,7 @@ class Variation:
                 self._note_exchanged(held.path)
                 continue
             now = found[spot] = held.kind.get(owner, held.key)
+            self._has_numpys |= any(is_exactly(one, NUMPY_FLOAT) for one in (now, held.value))
             if are_variants(now, held.value) and now != held.value and self._may_open(now):
                 self._moving.add(spot)
         return found
@@ -252,6 +256,7 @@ class Variation:
         """See which numbers that are passed differ from what traces found."""
         for path, number in iter_numbers(value, str(source)):
             before = self._numbers.setdefault(path, number)
+            self._has_numpys |= is_exactly(number, NUMPY_FLOAT)
             if self._dynamic or (type(before) is type(number) and before != number):
                 self._varying.add(path)
 

@@ -162,6 +162,13 @@ def _version_of_subclass(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+def has_sizes(tensor: torch.Tensor) -> bool:
+    """Whether it is a plain tensor that lies in memory by sizes and strides."""
+    if id(type(tensor)) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+        return False
+    return not tensor.is_nested
+
+
 def iter_given(value: Any) -> Iterator[torch.Tensor]:
     """Tensors among the arguments of a call: in lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):

@@ -271,7 +271,8 @@ class GuardWriter:
         describe, rows = self.constant(table.describe_tensor), []
         if traits.wrapped is None and not _QUERIES & self._reads.names:
             names = self._reads.names - attributes.keys()
-            rows = self._rows_of(name, tensor, meta, traits, names, is_open=opened is not None)
+            if not self._reads.is_dynamic:
+                rows = self._rows_of(name, tensor, meta, traits, names, is_open=opened is not None)
         condition, found = " and ".join(parts), f"{describe}({name})"
         self.check(path, condition, table.describe_tensor(tensor), found, *rows)
         if self._offsets_matter:
@@ -337,10 +338,13 @@ class GuardWriter:
 
     def spell_attributes(self, path: str, name: str, attributes: dict[str, object]) -> str:
         """Checks for a tensor's own attributes; a condition that it has no others."""
-        held = {k: v for k, v in attributes.items() if k in self._reads.names}
+        names = self._reads.names
+        held = {k: v for k, v in attributes.items() if k in names or self._reads.is_dynamic}
         for attribute, value in held.items():
             self.add(f"{path}.{attribute}", f"{name}.__dict__[{attribute!r}]", value)
-        rest = self.constant(self._reads.names - held.keys())
+        if self._reads.is_dynamic:
+            return f"list({name}.__dict__) == {list(held)!r}"
+        rest = self.constant(names - held.keys())
         return f"(not {name}.__dict__ or {name}.__dict__.keys().isdisjoint({rest}))"
 
     def _add_object(self, path: str, name: str, value: Any) -> None:

@@ -481,3 +481,36 @@ def go(f, see):
         see(f(T(1), n))
 """
     check_twins(program, backend, tmp_path)
+
+
+def a_global_of_numpys():
+    holder = SimpleNamespace(n=np.float64(1))
+    return lambda x: (x * holder.n, type(holder.n).__name__), lambda n: vars(holder).update(n=n)
+
+
+def an_item_in_a_text():
+    table = {"n": np.float64(1)}
+    return lambda x: (x * table["n"], f"{type(table['n'])}"), lambda n: table.update(n=n)
+
+
+def a_size_first():
+    holder = SimpleNamespace(n=1.0)
+    return lambda x: (x * holder.n, str(type(holder.n))), lambda n: vars(holder).update(n=n)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", [a_global_of_numpys, an_item_in_a_text, a_size_first])
+def test_a_float_of_numpys_that_varies_has_its_own_type_also_by_name(make, backend) -> None:
+    fn, put = make()
+    compiled = tripwire.compile(fn, backend=backend)
+    for n in (1.0, np.float64(2), np.float64(3), 4.0, np.float64(5), np.float64(6)):
+        put(n)
+        expected = fn(x())
+        assert str(compiled(x())) == str(expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_argument_that_is_a_float_of_numpys_has_its_own_type_also_by_name(backend) -> None:
+    compiled = tripwire.compile(lambda x, n: (x * n, type(n).__qualname__), backend=backend)
+    for n in map(np.float64, range(1, 6)):
+        assert compiled(x(), n)[1] == "float64"

@@ -387,3 +387,38 @@ def test_what_an_append_returns_needs_nothing_of_what_a_list_holds() -> None:
     for _ in range(5):
         compiled(torch.ones(2))
     assert (compiled.statistics().traces, log) == (1, [(2,)] * 5)
+
+
+# --- the attributes of a tensor as a whole ------------------------------------------------------
+
+WHOLE = {
+    "vars": "len(vars(t))",
+    "a copy": "str(dict(t.__dict__))",
+    "keys": "[*t.__dict__]",
+    "a dict to compare with": "t.__dict__ == {}",
+    "whether there are some": "bool(t.__dict__)",
+    "items": "sorted(t.__dict__.items())",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("read", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("where", ["an argument", "a global"])
+def test_who_reads_all_attributes_of_a_tensor_sees_each(where, read, backend, tmp_path) -> None:
+    passed = "t" if where == "an argument" else "x"
+    check_twins(
+        f"""
+t = T()
+
+def call({passed}):
+    return {passed} * 2, {read}
+
+def go(f, see):
+    global t
+    for write in ("", "", "t.tag = 1", "", "t.tag = 2", "t.other = 1", "del t.tag", "t = T()"):
+        exec(write, globals())
+        see(f(t if {passed == "t"} else T()))
+""",
+        backend,
+        tmp_path,
+    )

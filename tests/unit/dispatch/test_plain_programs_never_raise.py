@@ -648,3 +648,15 @@ def test_what_is_written_through_data_isnt_counted(backend) -> None:
     loss.backward()
     assert compiled.statistics().hits == 1
     torch.testing.assert_close(x.grad, net.scale.detach())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_nested_tensor_may_come_after_a_plain_one(backend) -> None:
+    def call(x):
+        return (x * 2).to_padded_tensor(0.0) if x.is_nested else x * 2
+
+    compiled = tripwire.compile(call, backend=backend)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for x in (torch.ones(3), torch.ones(3), nested, torch.ones(4), nested):
+        torch.testing.assert_close(compiled(x), call(x))

@@ -31,6 +31,7 @@ from tripwire.reading.tensors import (
     PLAIN_TENSORS,
     TensorMeta,
     find_leaf,
+    has_sizes,
     is_wrapped,
     iter_given,
     meta_of,
@@ -136,7 +137,7 @@ class Fakes:
         if not self._awaits or path in self._met:
             return
         self._met.update(paths)
-        if tensor.layout is not torch.strided or id(type(tensor)) not in PLAIN_TENSORS:
+        if not has_sizes(tensor):
             return
         label = f"t{len(self.opened)}"
         with self._state.aside(), temporarily_clear_interpreter_stack():

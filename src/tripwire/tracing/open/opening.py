@@ -96,6 +96,7 @@ class Opening(Struct, frozen=True):
     draws: bool = False  # numbers out of Python's random generator
     ranges: Mapping[tuple[str, int | None], Range] = field(default_factory=dict)  # of sizes
     whole: bool = False  # the graph is compiled as a whole: no call may run as it is
+    has_numpys: bool = False  # a float among them may be NumPy's
     tuples: bool = True  # the run may get another tuple, with open numbers, for one of numbers
 
     # Of what no trace has found before, and is passed in an object, or was stored by an earlier
@@ -114,7 +115,8 @@ class Opening(Struct, frozen=True):
         """Whether a function may tell an open number: by `type`, or by `is` of two variables.
 
         Or it asks which of its arguments override torch's functions, and open numbers do.
-        Installed packages ask no size for its type, and compare objects.
+        Installed packages ask no size for its type, and compare objects. By its name, too, the type
+        of a float of NumPy's isn't that of an open number.
         """
         file = code.co_filename
         if is_own_code(code):
@@ -122,7 +124,7 @@ class Opening(Struct, frozen=True):
         has_numbers = bool(self.numbers or self.spots or self.takes or self.draws)
         if is_library_file(file):
             return has_numbers and returns_plain_number(code)
-        if asks_for_modes(code):
+        if asks_for_modes(code) or (self.has_numpys and "type" in code.co_names):
             return True
         if is_installed_file(file):
             return has_numbers and needs_plain_numbers(code)
