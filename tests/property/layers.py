@@ -64,6 +64,40 @@ LAYERS = (
         "class Memory: h = torch.zeros(2, 1, 4)\nmemory = Memory()",
     ),
     Trait(
+        "operators that write beside their result",
+        (
+            "part = [(t * 1).detach()]\ntorch._amp_foreach_non_finite_check_and_unscale_("
+            "part, kept.found.zero_(), kept.scale)\nif kept.found.item():\n    t = t * 2\n"
+            "t = t + part[0]",
+            "torch._amp_update_scale_(kept.scale, kept.count, kept.found, 2.0, 0.5, 2)\n"
+            "t = t * kept.count.item() + kept.scale",
+            "t = t + torch.fused_moving_avg_obs_fake_quant(y.float(), kept.on, kept.on, kept.low, "
+            "kept.high, kept.unit, kept.zero, 0.5, 0, 255, 0)\nif kept.high.item() > 1:\n"
+            "    t = t - 1",
+            "torch._fused_sgd_([kept.w], [y.detach().float()], [kept.m], weight_decay=0.0, "
+            "momentum=0.5, lr=0.5, dampening=0.0, nesterov=False, maximize=False, "
+            "is_first_step=False)\nif kept.m.sum().item() > 2:\n    t = t * 2\nt = t + kept.w",
+            "t = t + F.batch_norm(x.reshape(-1, 4).float(), kept.m, kept.w, training=True)[0]\n"
+            "if kept.m.sum() > 1:\n    t = t + kept.m",
+        ),
+        (*_ROWS, "new(4) * float('inf'), new(4) * 3"),
+        ("", "torch.no_grad()"),
+        (
+            "kept.found.fill_(1.0)",
+            "kept.scale = torch.ones(1)",
+            "kept.count.zero_()",
+            "kept.high = torch.zeros(1)",
+            "kept.m.zero_()",
+            "kept.w = torch.ones(4)",
+        ),
+        "class Kept: pass\nkept = Kept()\nkept.found, kept.scale = torch.zeros(1), torch.ones(1)\n"
+        "kept.count, kept.zero = torch.zeros(1, dtype=torch.int32), "
+        "torch.zeros(1, dtype=torch.int32)\n"
+        "kept.on, kept.unit = torch.tensor([1]), torch.ones(1)\n"
+        "kept.low, kept.high = torch.zeros(1), torch.zeros(1)\n"
+        "kept.w, kept.m = torch.ones(4), torch.zeros(4)",
+    ),
+    Trait(
         "distributions",
         (
             "lam = dist.Beta(knobs.a, 1.0).sample().item()\nt = t * lam + (1 - lam) * y",

@@ -43,7 +43,7 @@ from tripwire.reading.tensors import (
     meta_of,
     version_of,
 )
-from tripwire.rulebook.rules import UNCOUNTED
+from tripwire.rulebook.written import writes_uncounted
 from tripwire.tracing.result import Input, Run, Trace, acts, draws, name_of
 from tripwire.tracing.state import CURRENT, FACTS, CallKeeper, TracingState
 from tripwire.validity.ways import COST_OF_A_COPY, Done, OtherWay, bytes_of
@@ -409,7 +409,7 @@ def build_undo(
 
 def _may_write_uncounted(node: fx.Node) -> bool:
     """A batch norm's statistics; and what `x.data` is changes with `x`, but has its own counter."""
-    return name_of(node) in UNCOUNTED or (node.target is getattr and node.args[1] == "data")
+    return writes_uncounted(name_of(node)) or (node.target is getattr and node.args[1] == "data")
 
 
 def add_turning(undo: Undo | None, trace: Trace, done: Done) -> Undo | None:

@@ -29,54 +29,16 @@ from msgspec.structs import replace
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from tripwire.env import is_library_module, is_own_file, torch_path
+from tripwire.rulebook.written import (
+    WrittenArguments,
+    find_written,
+    find_written_by,
+    list_overloads,
+)
 from tripwire.values.classes import isinstance
 
 # As they are; while a run is observed, the names in builtins stand for others.
 GETATTR, SETATTR, DELATTR = getattr, setattr, delattr
-
-
-class WrittenArguments(Struct, frozen=True):
-    """Arguments that a call changes, although neither its name nor a version counter shows it."""
-
-    arguments: tuple[tuple[int, str], ...]  # positions and names
-    flag: tuple[int, str, bool] | None = None  # only where this argument is true; and its default
-    counted: bool = False  # a version counter does tell, but inference tensors have none
-
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The values of those arguments in one call."""
-        if self.flag is not None:
-            index, name, default = self.flag
-            if not (args[index] if len(args) > index else kwargs.get(name, default)):
-                return []
-        found: list[Any] = [
-            args[i] if len(args) > i else kwargs.get(name) for i, name in self.arguments
-        ]
-        return [value for value in found if not self.counted or value.is_inference()]
-
-
-def _statistics(first: int, flag: str | None, default: bool = False) -> WrittenArguments:
-    """Running statistics of a norm stand side by side; most norms update them on a flag."""
-    arguments = ((first, "running_mean"), (first + 1, "running_var"))
-    return WrittenArguments(arguments, None if flag is None else (5, flag, default))
-
-
-_RENORM = WrittenArguments(((1, "weight"),), (3, "max_norm", False), counted=True)
-_IN_FUNCTIONAL = {
-    torch.nn.functional.batch_norm: _statistics(1, "training"),
-    torch.nn.functional.instance_norm: _statistics(1, "use_input_stats", default=True),
-    torch.nn.functional.embedding: _RENORM,
-    torch.nn.functional.embedding_bag: _RENORM,
-}
-_IN_TORCH = {
-    "batch_norm": _statistics(3, "training"),
-    "native_batch_norm": _statistics(3, "training"),
-    "_native_batch_norm_legit": _statistics(3, "training"),
-    "cudnn_batch_norm": _statistics(3, "training"),
-    "miopen_batch_norm": _statistics(3, "training"),
-    "_batch_norm_with_update": _statistics(3, None),
-    "instance_norm": _statistics(3, "use_input_stats"),
-}
-UNCOUNTED = frozenset(_IN_TORCH)  # of what these change, version counters may not tell
 
 
 class Call(Struct, frozen=True):
@@ -352,11 +314,8 @@ def _build_rule(func: Any) -> Rule:
         return Call("call_function", _OPERATORS[name], name, None, **facts)
     if is_method:
         return Call("call_method", name, name, None, **facts)
-    also = _IN_FUNCTIONAL.get(func) or _IN_TORCH.get(name) or _find_flag(func)
-    users = not is_library_module(module or "torch")
-    return Call(
-        "call_function", as_target(func), name, None, writes_also=also, opaque=users, **facts
-    )
+    facts |= {"writes_also": find_written(func), "opaque": not is_library_module(module or "torch")}
+    return Call("call_function", as_target(func), name, None, **facts)
 
 
 def _may_draw(func: Any, name: str) -> bool:
@@ -364,18 +323,6 @@ def _may_draw(func: Any, name: str) -> bool:
     if name in RECURRENT:
         return True
     return isinstance(func, FunctionType) and not DRAWING.isdisjoint(func.__code__.co_names)
-
-
-def _find_flag(func: Any) -> WrittenArguments | None:
-    """The first argument of `relu(x, inplace=True)` and its like."""
-    if not isinstance(func, FunctionType):
-        return None
-    names = func.__code__.co_varnames[: func.__code__.co_argcount]
-    if "inplace" not in names:
-        return None
-    return WrittenArguments(
-        ((0, names[0]),), (names.index("inplace"), "inplace", False), counted=True
-    )
 
 
 class Target:
@@ -416,11 +363,7 @@ def _refuse(name: str) -> Refuse:
 
 
 def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> Call:
-    overloads = (
-        [func]
-        if isinstance(func, OpOverload)
-        else [getattr(func, overload) for overload in func.overloads()]  # type: ignore[no-untyped-call]
-    )
+    overloads = [func] if isinstance(func, OpOverload) else list_overloads(func)
     name, namespace = func.__name__.partition(".")[0], overloads[0].namespace
     opaque = namespace not in ("aten", "prim", "prims")
     name = f"{namespace}.{name}" if opaque else name  # a custom `deepcopy` is another thing
@@ -429,21 +372,10 @@ def _operator_rule(func: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]) -> C
         func,
         name,
         writes=_writes(name),
-        writes_also=_IN_TORCH.get(name) or _mutable_arguments(overloads),
+        writes_also=find_written_by(name, overloads),
         sized_by_data=any(torch.Tag.dynamic_output_shape in op.tags for op in overloads),
         opaque=opaque,
     )
-
-
-def _mutable_arguments(overloads: list[OpOverload[Any, Any]]) -> WrittenArguments | None:
-    """Arguments that a schema marks as written; `out` arguments are seen on their own."""
-    found = {
-        (index, argument.name): None
-        for overload in overloads
-        for index, argument in enumerate(overload._schema.arguments)
-        if argument.is_write and not argument.kwarg_only
-    }
-    return WrittenArguments(tuple(found)) if found else None
 
 
 def _property_rule(kind: str, descriptor: Any) -> Rule:
