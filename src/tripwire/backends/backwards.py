@@ -348,8 +348,12 @@ class _Hook:
 
 
 def find_shown(graph: fx.Graph) -> set[fx.Node]:
-    """The calls through which gradients of results go, also by way of in-place changes."""
+    """The calls through which gradients go, also by way of in-place changes.
+
+    They begin at results, and where the graph runs a backward itself.
+    """
     (output,) = graph.find_nodes(op="output")
+    begins = [output, *graph.find_nodes(op="call_method", target="backward")]
     writers: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         for memory in written_by(node):
@@ -357,7 +361,8 @@ def find_shown(graph: fx.Graph) -> set[fx.Node]:
             if node.target == "detach_":  # what was a leaf before is none any more
                 so_far = [one for one in so_far if one.meta[FACTS].as_it_is is not LEAF]
             writers[memory] = [*so_far, node]
-    return find_behind(output.all_input_nodes, writers, passes_gradients)
+    given = [node for one in begins for node in one.all_input_nodes]
+    return find_behind(given, writers, passes_gradients)
 
 
 def find_used(graph: fx.Graph) -> set[fx.Node]:

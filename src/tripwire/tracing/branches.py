@@ -163,14 +163,24 @@ def _iter_leaves(state: TracingState) -> Iterator[tuple[fx.Node, torch.Tensor]]:
 
 
 def note_accumulated(state: TracingState) -> None:
-    """A backward adds to gradients in place."""
-    for _, tensor in _iter_leaves(state):
-        gradient = tensor.grad
+    """A backward adds to gradients in place, also to those of leaves that the run made."""
+    for tensor, _ in state.values.live():
+        gradient = tensor.grad if tensor.requires_grad and find_leaf(tensor) else None
         if gradient is not None and gradient.layout is torch.strided:
             state.written_storages[storage_of(gradient)] = state.calls
             known = state.values.find(gradient)
             if known is not None:
                 known.version = version_of(gradient)
+
+
+def is_settled(state: TracingState, name: str, owner: torch.Tensor) -> bool:
+    """Whether it is the gradient of a leaf that the run made, and its backwards alone decide on it.
+
+    What they leave there follows from what else is guarded, unless code of somebody's is among it.
+    """
+    if name != "grad" or state.custom_calls or _have_hooks(owner):
+        return False
+    return bool(find_leaf(owner)) and state.has_made(owner)
 
 
 def note_gradients(state: TracingState, where: SourceRange) -> None:

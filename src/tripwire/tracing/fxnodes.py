@@ -41,6 +41,7 @@ from tripwire.tracing.branches import (
     Branch,
     add_branch,
     describe_attribute,
+    is_settled,
     note_accumulated,
     tensor_nodes,
 )
@@ -243,7 +244,8 @@ def record(
                 add_branch(state, rule.name, _taker(rule), *nodes, value, where, taken)
             return None
         if value is None and rule.target is GETATTR:  # `.grad is None` asks what ran before
-            add_branch(state, rule.name, _taker(rule), *nodes, value, where)
+            if not is_settled(state, rule.name, args[0]):
+                add_branch(state, rule.name, _taker(rule), *nodes, value, where)
             return None
     state.calls += 1
     state.written = {}
@@ -312,8 +314,9 @@ def _note_answers(
     if state.quiet and is_attribute and isinstance(value, torch.Tensor):
         # `.grad` may be None next time
         state.attribute_at = state.attribute_at or where
-        seen = str(describe(value))
-        add_branch(state, rule.name, describe_attribute, *nodes, seen, where)
+        if not is_settled(state, rule.name, args[0]):
+            seen = str(describe(value))
+            add_branch(state, rule.name, describe_attribute, *nodes, seen, where)
     if rule.attribute == "data" and rule.writes and deciders != ():
         _stand_for(state, state.node_of(args[0]), args[0], deciders, ())
     if rule.name == "deepcopy":

@@ -359,6 +359,13 @@ class TracingState:
                 self.observer.resume()
             CURRENT.state = self
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether the run made a tensor, in memory that is no one else's."""
+        known = self.values.find(tensor)
+        if known is None or known.sources or known.node is None:
+            return False
+        return OUTSIDE not in known.node.meta[FACTS].memory
+
     def capture_range(self, depth: int) -> SourceRange:
         """The user's call stack, from `depth` callers of this on."""
         return capture_range(depth + 1, self.ends, self.outer)

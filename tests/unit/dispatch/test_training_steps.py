@@ -1,5 +1,6 @@
 """A whole training step in one function: zero_grad, forward, backward, step."""
 
+import copy
 import functools
 import itertools
 
@@ -397,3 +398,89 @@ def test_a_number_that_a_hook_moves_in_a_backward_is_asked_for_behind_it(counts,
 
     compile = functools.partial(tripwire.compile, backend=backend)
     torch.testing.assert_close(run(compile), run(lambda fn: fn))
+
+
+# --- gradients of leaves that the call makes: adversarial steps ---
+
+
+def signed(net, x):
+    moved = x.clone().requires_grad_()
+    net(moved).sum().backward()
+    return (x + 0.1 * moved.grad.sign()).detach()
+
+
+def signed_again(net, x):
+    moved = x.clone().detach().requires_grad_(True)
+    for _ in range(3):
+        net(moved).pow(2).sum().backward()
+        moved = (moved + 0.1 * moved.grad.sign()).clamp(-1, 1).detach().requires_grad_(True)
+    return moved.detach()
+
+
+def signed_in_place(net, x):
+    x = x.clone()
+    x.requires_grad = True
+    for _ in range(2):
+        net.zero_grad()
+        net(x).pow(2).sum().backward()
+        with torch.no_grad():
+            x += 0.1 * x.grad.sign()
+        x.grad = None
+    return x.detach()
+
+
+def gathered(net, x):
+    delta = torch.zeros_like(x, requires_grad=True)
+    for _ in range(3):
+        net(x + delta).pow(2).sum().backward()
+        found = delta.grad.clone()
+        delta.grad.zero_()
+    return found
+
+
+def moved_in_place(net, x):
+    delta = torch.zeros(3, requires_grad=True)
+    for _ in range(3):
+        net(x * (delta + 1)).sum().backward()
+        with torch.no_grad():
+            delta += 0.1 * delta.grad.sign()
+            delta.grad.zero_()
+    return delta.detach()
+
+
+def asked_first(net, x):
+    delta = torch.full_like(x, 0.5).requires_grad_()
+    before = delta.grad is None
+    net(x + delta).pow(2).sum().backward()
+    return delta.grad * (2 if before and delta.grad is not None else 3)
+
+
+ADVERSARIES = (signed, signed_again, signed_in_place, gathered, moved_in_place, asked_first)
+
+
+def check_adversary(make_step, backend):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    nets = copy.deepcopy(net), net
+    step = tripwire.compile(functools.partial(make_step, nets[1]), backend=backend)
+    for n in range(6):
+        x = torch.linspace(-n, n + 1, 3)
+        torch.testing.assert_close(step(x), make_step(nets[0], x))
+        for left, right in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+            torch.testing.assert_close(left.grad, right.grad)
+        if n == 3:
+            for one in nets:
+                one.weight.requires_grad_(False)
+    assert step.statistics().hits >= 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("make_step", ADVERSARIES)
+def test_gradients_of_leaves_made_by_the_call_are_followed(make_step, backend) -> None:
+    check_adversary(make_step, backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_step", ADVERSARIES)
+def test_gradients_of_leaves_made_by_the_call_are_followed_behind_inductor(make_step) -> None:
+    check_adversary(make_step, "inductor")
