@@ -88,26 +88,27 @@ class _UseDraft:
 
     __slots__ = (
         *("appended", "attributes", "escapes", "grown"),
-        *("keys", "stored_keys", "updated", "whole"),
+        *("keys", "stored_keys", "tested", "updated", "whole"),
     )
 
     def __init__(self) -> None:
         self.keys: set[object] = set()
         self.stored_keys: set[object] = set()
         self.attributes: set[str] = set()
-        self.appended = self.updated = self.whole = self.escapes = False
+        self.appended = self.updated = self.tested = self.whole = self.escapes = False
         self.grown = False  # what `append` returned is used
 
     def freeze(self) -> Use:
         only_grown = self.grown and not self.whole
         if not (self.keys or self.stored_keys or self.attributes or only_grown):
-            return _PLAIN_USES[self.appended, self.updated, self.whole, self.escapes]
+            return _PLAIN_USES[self.appended, self.updated, self.tested, self.whole, self.escapes]
         return Use(
             frozenset(self.keys),
             frozenset(self.stored_keys),
             frozenset(self.attributes),
             self.appended,
             self.updated,
+            self.tested,
             self.whole or only_grown,
             self.escapes,
             only_grown,
@@ -116,8 +117,8 @@ class _UseDraft:
 
 # Most values are used as a whole and no other way: to share these saves a fifth of the time.
 _PLAIN_USES = {
-    flags: Use(appended=flags[0], updated=flags[1], whole=flags[2], escapes=flags[3])
-    for flags in product((False, True), repeat=4)
+    flags: Use(frozenset(), frozenset(), frozenset(), *flags)
+    for flags in product((False, True), repeat=5)
 }
 
 

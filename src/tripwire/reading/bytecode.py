@@ -328,7 +328,9 @@ class _Pass(Account):
             and isinstance(owner, Loaded)
             and not isinstance(key.value, (int, float, complex))
         ):
-            self.item_of(owner, key.value).escape()
+            self.item_of(owner, key.value).tally.tested = True
+        elif type(owner) is Loaded and owner.name not in _NAMESPACES and key is None:
+            self.item_of(owner, Computed.KEY).tally.tested = True
         elif type(owner) is Loaded:  # as `owner.__contains__(...)` is, it hands nothing out
             owner.tally.attributes.add("__contains__")
             owner.tally.whole = True
@@ -436,8 +438,16 @@ class _Pass(Account):
         owner = called.owner
         if name in GROWING and isinstance(owner, Picked):
             owner = self.item_of(owner.owner, Computed.KEY)
-        if name == "get" and 1 <= len(arguments) <= 2 and isinstance(arguments[0], Literal):
-            result: StackValue = self.item_of(owner, arguments[0].value)
+        if name in ("get", "setdefault") and 1 <= len(arguments) <= 2:
+            key = arguments[0].value if isinstance(arguments[0], Literal) else Computed.KEY
+            if name == "setdefault":
+                self.set_default(owner, key)
+            if key is not Computed.KEY:
+                result: StackValue = self.item_of(owner, key)
+            elif type(owner) is Loaded:
+                result = Picked(owner)
+            else:
+                return False
         elif name in GROWING and isinstance(owner, Loaded):
             result = Grown(owner)
         else:
@@ -446,6 +456,13 @@ class _Pass(Account):
         _escape(*arguments)
         self.stack.append(result)
         return True
+
+    def set_default(self, owner: StackValue | None, key: object) -> None:
+        """`owner.setdefault(key, ...)` asks whether there is one, and may store one."""
+        if isinstance(owner, Loaded):
+            owner.tally.stored_keys.add(key)
+        self.tally(StepKind.ITEM, key).tested = True
+        self.replace(StepKind.ITEM, key)
 
     def call_with_name(self, called: Loaded, name: str, arguments: list[StackValue | None]) -> bool:
         """Carry out `getattr` and its kin, if the attribute's name is a constant."""
@@ -474,6 +491,8 @@ class _Pass(Account):
             if name == "__delattr__":
                 self.load_named(word)
             self.replace(StepKind.ATTRIBUTE, word)
+        elif name == "hasattr":
+            self.tally(StepKind.ATTRIBUTE, word).tested = True
         elif name not in ("getattr", "setattr", "delattr"):
             for each in words:
                 self.load_named(each)

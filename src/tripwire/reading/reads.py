@@ -98,13 +98,19 @@ class ReadSet:
     """Everything that one run could read, narrowed to what its code names."""
 
     def __init__(
-        self, reach: Reach, codes: list[CodeType], computed: frozenset[str], adopted: set[int]
+        self,
+        reach: Reach,
+        codes: list[CodeType],
+        computed: frozenset[str],
+        tested: frozenset[str],
+        adopted: set[int],
     ) -> None:
         self.holders = reach.holders.all
         self._reach = reach
         self._codes = codes
         # Names that the run computed, for getattr and its like, and names that C code looks up.
         self._computed = computed | reach.spelled_names
+        self._handed_out = self._computed - (tested - reach.spelled_names)
         self._adopted = adopted  # codes that may run out of sight, by identity
         self._executed = {id(code) for code in codes}
         # By identity, of objects that the reach keeps alive.
@@ -440,7 +446,7 @@ class ReadSet:
     def is_only_counted(self, holder: Holder, key: Any) -> bool:
         """Whether the executed code does nothing with a number but add constants to it."""
         use = self.use_of_key(holder, key)
-        if not use.updated or use.whole or use.keys or use.attributes:
+        if not use.updated or use.tested or use.whole or use.keys or use.attributes:
             return False
         if isinstance(holder.kind, _OWN_ATTRIBUTES):
             if self._opens_self or self.names_of(holder.owner) is None:
@@ -468,7 +474,7 @@ class ReadSet:
                     return _WHOLE
                 step = Step(StepKind.ATTRIBUTE, name)
                 missing = _WHOLE if name in self.names else _UNUSED
-                if name in self._computed:
+                if name in self._handed_out:
                     return _WHOLE
             case Global(_, name):  # or `module.name`
                 found = [
@@ -491,6 +497,8 @@ class ReadSet:
                 use = uses.steps.get(Step(StepKind.ITEM, key), _UNUSED)
                 if Computed.KEY in above.keys:
                     use = merge(use, uses.steps[Step(StepKind.ITEM, Computed.KEY)])
+                    if use.tested and not self._has_keys(base):
+                        return _WHOLE  # `v in values` compares values
                 return merge(use, self._from_the_end) if type(key) is int else use
             case _:
                 return _WHOLE
@@ -524,6 +532,10 @@ class ReadSet:
         """Whether what is asked for at a path may find its items under other keys."""
         found = self._reach.object_at.get(id(path))
         return found is not None and type(found[0]) not in (*_KNOWN_CONTAINERS, tuple)
+
+    def _has_keys(self, path: Source) -> bool:
+        found = self._reach.object_at.get(id(path))
+        return found is not None and isinstance(found[0], dict)
 
     def _is_taken_apart(self, path: Source) -> bool:
         """Whether a path leads to a named tuple whose elements are reached without their names."""

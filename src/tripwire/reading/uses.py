@@ -40,7 +40,7 @@ class Computed(Enum):
 
 # Methods of containers that add to them and return None.
 GROWING = frozenset({"append", "extend", "add"})
-_GETS = frozenset({"get"})  # and the one that finds an item, or says that there is none
+_GETS = frozenset({"get", "setdefault"})  # and those that find an item, or that there is none
 
 # Of `a is b`, what the code names: globals, from which attributes may lead on (account.py).
 Operands = tuple[tuple[str, ...], ...]
@@ -58,8 +58,7 @@ class Use:
     """How the values behind one step are used, all occurrences together.
 
     A key is a key of a mapping, or an index of a list; for any other value it means that the value
-    is read as a whole. A test for a key (`"k" in v`, `hasattr(v, "k")`) counts as a use of the
-    whole value behind `k`.
+    is read as a whole.
     """
 
     # v["k"], v.get("k"), "k" in v; Computed.KEY for v[name].append(...)
@@ -69,6 +68,7 @@ class Use:
     attributes: frozenset[str] = frozenset()  # v.name, v.name = ..., v.method(), getattr(v, "name")
     appended: bool = False  # v.append(...) and the like, see GROWING
     updated: bool = False  # v += 1, v = v + 1: nothing else sees the old or the new value
+    tested: bool = False  # whether it is there: `"v" in d`, `hasattr(o, "v")`
     whole: bool = False  # everything else: iterated, passed on, stored, returned, called, ...
     # The same, but for methods of it that are called.
     escapes: bool = field(default=False, compare=False)
@@ -83,7 +83,8 @@ class Use:
     @property
     def is_any(self) -> bool:
         """Whether the value is used in any way but for what is stored in it."""
-        return bool(self.whole or self.appended or self.updated or self.keys or self.attributes)
+        changed = self.appended or self.updated
+        return bool(self.whole or self.tested or changed or self.keys or self.attributes)
 
     @property
     def taken(self) -> frozenset[str]:
@@ -121,6 +122,7 @@ def merge(a: Use, b: Use) -> Use:
         a.attributes | b.attributes,
         a.appended or b.appended,
         a.updated or b.updated,
+        a.tested or b.tested,
         a.whole or b.whole,
         a.escapes or b.escapes,
         (a.only_grown or b.only_grown) and all(use.only_grown or not use.whole for use in (a, b)),
@@ -131,7 +133,7 @@ def may_name_others(use: Use, container: object = None) -> bool:
     """Whether a computed key may be a key that the code spells elsewhere, or an object."""
     if Computed.KEY not in use.stored_keys:
         return False
-    is_spelled = bool(use.keys) or len(use.stored_keys) > 1
+    is_spelled = bool(use.keys - {Computed.KEY}) or len(use.stored_keys) > 1
     keys = dict.keys(container) if isinstance(container, dict) else ()
     return is_spelled or not all(is_exactly(key, str, int, float, bool, type(None)) for key in keys)
 

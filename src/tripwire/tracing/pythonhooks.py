@@ -38,7 +38,7 @@ from tripwire.writes.patches import Patch
 # --- attribute names that are computed ------------------------------------------------------------
 
 
-_GETATTR = getattr
+_GETATTR, _HASATTR = getattr, hasattr
 
 
 def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +51,11 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
         if state is not None and isinstance(name, str):
             if str(name) not in state.computed_names:
                 state.computed_names.add(str(name))
+                if plain is _HASATTR:
+                    state.tested_names.add(str(name))
                 state.reach.see_computed(str(name))
+            if plain is not _HASATTR:
+                state.tested_names.discard(str(name))
             if stores and isinstance(owner, ModuleType):  # seen before it is written
                 state.reach.walk_names(frozenset({str(name)}))
             elif name in MADE_BY_PYTHON and plain is _GETATTR:

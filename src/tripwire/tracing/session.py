@@ -409,7 +409,8 @@ class Session:
         # Library code is asked by the user's for annotations and fields of the user's classes.
         reach.walk_names(reach.find_made(codes))
         reach.note_constants(codes)
-        return ReadSet(reach, codes, frozenset(self.state.computed_names), self.adopted)
+        computed, tested = self.state.computed_names, self.state.tested_names
+        return ReadSet(reach, codes, frozenset(computed), frozenset(tested), self.adopted)
 
     def _check_reads(self, reads: ReadSet) -> None:
         """Refuse reads that can't be seen (L2)."""

@@ -169,6 +169,7 @@ class TracingState:
         self.attribute_at: SourceRange | None = None  # where a tensor handed out its `.grad`
         self.given: list[torch.Tensor] = []  # arguments; one may be let go before it is guarded
         self.computed_names: set[str] = set()  # given to getattr and its like
+        self.tested_names: set[str] = set()  # of these: given to hasattr alone
         self.shadow: Shadow | None = None  # where something is open
         self.outside: Outside | None = None  # what it prints and logs, where that is repeated
         self.refusal: Refusal | None = None

@@ -348,7 +348,6 @@ def test_other_uses_are_whole() -> None:
         "del d[x]",
         "d[1:2]",
         "d[x:]",
-        "x in d",
         "3 in d",
         "d in x",
         "d == 1",
@@ -377,7 +376,6 @@ def test_other_uses_are_whole() -> None:
         "match d:\n    case {'k': 1}: pass",
         "match d:\n    case [1, *_]: pass",
         "lambda: d",
-        'd.setdefault("k", x)',
         "d.keys()",
         "d.update(x)",
         "y = d.items",
@@ -410,10 +408,24 @@ def test_a_value_that_is_written_through_was_needed() -> None:
 
 
 def test_what_is_only_asked_for_was_read() -> None:
-    assert body('"k" in d').steps[Step(StepKind.ITEM, "k")] == WHOLE
+    asked = Use(tested=True)
+    assert body('"k" in d').steps[Step(StepKind.ITEM, "k")] == asked
     assert body('d.get("k")').steps[Step(StepKind.ITEM, "k")] == WHOLE
-    assert body('hasattr(d, "k")').steps[Step(StepKind.ATTRIBUTE, "k")] == WHOLE
+    assert body('hasattr(d, "k")').steps[Step(StepKind.ATTRIBUTE, "k")] == asked
     assert use_of_d('hasattr(d, "k")') == Use(attributes=frozenset({"k"}))
+
+
+def test_a_test_for_a_computed_key_is_one_for_any() -> None:
+    assert use_of_d("x in d") == keys(Computed.KEY)
+    assert body("x in d").steps[Step(StepKind.ITEM, Computed.KEY)] == Use(tested=True)
+
+
+def test_a_default_is_stored_where_there_is_nothing() -> None:
+    for source, key in (('"k"', "k"), ("x.y", Computed.KEY)):
+        used = use_of_d(f"d.setdefault({source}, []).append(x.z)")
+        assert used == Use(keys=frozenset({key}), stored_keys=frozenset({key}))
+        found = body(f"d.setdefault({source}, []).append(x.z)").steps[Step(StepKind.ITEM, key)]
+        assert found == Use(appended=True, tested=True)
 
 
 def test_chains_pass_from_step_to_step() -> None:
@@ -455,7 +467,7 @@ def test_values_that_only_grow_are_told() -> None:
 
 def test_of_a_module_methods_of_containers_are_taken_too() -> None:
     assert use_of_d("d.add(x.y)\nd.b").taken == {"add", "append", "extend", "b"}
-    assert use_of_d('return d.get("scale")').taken == {"get"}
+    assert use_of_d('return d.get("scale")').taken == {"get", "setdefault"}
     assert use_of_d("return d.b").taken == {"b"}
 
 
@@ -638,7 +650,9 @@ def test_long_calls_and_displays_keep_the_stack_in_step() -> None:
 def test_merge_unites_what_two_places_do() -> None:
     a = Use(frozenset("a"), frozenset("s"), frozenset("x"), appended=True)
     b = Use(frozenset("b"), frozenset("t"), frozenset("y"), updated=True, whole=True)
-    assert merge(a, b) == Use(frozenset("ab"), frozenset("st"), frozenset("xy"), True, True, True)
+    both = Use(frozenset("ab"), frozenset("st"), frozenset("xy"), True, True, whole=True)
+    assert merge(a, b) == both
+    assert merge(a, Use(tested=True)).tested
     assert merge(a, Use()) == a
 
 
