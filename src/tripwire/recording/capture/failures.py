@@ -360,6 +360,7 @@ def record_last(path: str | os.PathLike[str]) -> Path:
     wasn't set up to be recorded, the values are those that it left behind, and the record says so.
     """
     global _last
+    writing = Writing.to(path)
     with _lock:
         ended, _last = _last, None
     if ended is None:
@@ -368,7 +369,7 @@ def record_last(path: str | os.PathLike[str]) -> Path:
             "or its failure was recorded already.",
             slug="nothing-failed",
         )
-    return ended.write(Writing.to(path))
+    return ended.write(writing)
 
 
 # --- backwards ---

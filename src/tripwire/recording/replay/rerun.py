@@ -17,11 +17,12 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, NoReturn, cast
 
 import msgspec
 
-from tripwire.errors import CannotReplay, TripwireError
+from tripwire.errors import FLAG, CannotReplay, Kind, TripwireError, check_kinds
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
     Replayed,
@@ -30,7 +31,7 @@ from tripwire.recording.capture.outcomes import (
     entered,
     tell_redacted,
 )
-from tripwire.recording.capture.record import SHOWN
+from tripwire.recording.capture.record import SHOWN, check_path
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import build_generator, is_generator, restore_generator
 from tripwire.recording.format import nodes
@@ -214,12 +215,20 @@ def _reserve_hook_ids(taken: Iterable[int]) -> None:
         RemovableHandle.next_id = max(RemovableHandle.next_id, highest + 1)
 
 
+_KINDS: dict[str, Kind] = {
+    "trust": FLAG,
+    "backend": ((str, Callable, NoneType), "a back end's name, a callable or None"),
+}
+
+
 def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | None = None) -> Any:
     """Run a record's call again: returns what it returns, raises what it raises.
 
     trust: must be True, since the code in the record runs.
     backend: compile it with this back end; "none" runs it as plain Python.
     """
+    check_path(path)
+    check_kinds({"trust": trust, "backend": backend}, _KINDS)
     check_trust(trust)
     with rebuilding(path) as call:
         if call.manifest.redacted:
