@@ -20,7 +20,7 @@ from typing import Any
 import click
 import msgspec
 
-from tripwire.errors import TripwireError
+from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording.format.manifest import Outcome, escape, printable
 
 
@@ -118,7 +118,8 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         result = run()
     except BaseException as error:
         raised, outcome = error, describe_error(error, call.target)
-        if not isinstance(error, Exception) and not is_same(call.manifest.outcome, outcome):
+        is_other = not is_same(call.manifest.outcome, outcome)
+        if is_other and (isinstance(error, CannotReplay) or not isinstance(error, Exception)):
             raise  # an interrupt of now, not the one that was recorded
     else:  # trouble with describing it isn't the call's
         outcome = describe_result(result)

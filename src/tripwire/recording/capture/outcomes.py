@@ -197,10 +197,11 @@ def _judge(path: Path, recorded: Outcome) -> Verdict:
         return Verdict("not checked", f"{short_name_of(type(error))}: {error}")
     here = platform.python_version(), replayed.torch
     if replayed.outcome is None:
-        return Verdict("differs", replayed.trouble, *here)
+        return Verdict("differs", f"the replay can't run: {replayed.trouble}", *here)
     if is_same(recorded, replayed.outcome):
         return Verdict("reproduces", tell_outcome(replayed.outcome), *here)
-    return Verdict("differs", f"replayed to {tell_outcome(replayed.outcome)}", *here)
+    how = "raised " if isinstance(replayed.outcome, Raised) else ""
+    return Verdict("differs", f"the replay {how}{tell_outcome(replayed.outcome)}", *here)
 
 
 def _replay_elsewhere(path: Path) -> Replayed:

@@ -29,6 +29,7 @@ from tripwire.recording.capture.outcomes import (
     describe_error,
     describe_result,
     entered,
+    is_same,
     tell_redacted,
 )
 from tripwire.recording.capture.record import SHOWN, check_path
@@ -237,12 +238,15 @@ def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | 
 
 
 def find_outcome(path: str | os.PathLike[str]) -> Outcome:
-    """Run a trusted record's call, and say how it ended."""
+    """Run a trusted record's call, and say how it ended. Raises CannotReplay where it can't run."""
     with rebuilding(path) as call:
         try:
             result = call.prepare()()
         except Exception as error:
-            return describe_error(error, call.target)
+            outcome = describe_error(error, call.target)
+            if isinstance(error, CannotReplay) and not is_same(call.manifest.outcome, outcome):
+                raise
+            return outcome
         return describe_result(result)
 
 
@@ -253,8 +257,9 @@ def _replay_and_tell(path: str) -> Replayed:
     """Replay a record that this user's own process wrote a moment ago."""
     try:
         outcome = find_outcome(path)
-    except TripwireError as error:  # it can't even be built
-        return Replayed(None, str(error))
+    except TripwireError as error:
+        why = str(error).removesuffix(f" [{error.slug}]").partition("\n")[0]
+        return Replayed(None, why.rstrip("."))
     torch = sys.modules.get("torch")
     return Replayed(outcome, "", "" if torch is None else str(torch.__version__))
 

@@ -70,7 +70,7 @@ def _facts(record: ExecutionRecord) -> Table:
     table = Table.grid(padding=(0, 2))
     rows = {
         "outcome": tell_outcome(manifest.outcome),
-        "verdict": f"{manifest.verdict.outcome} {manifest.verdict.text}".strip(),
+        "verdict": ": ".join(filter(None, (manifest.verdict.outcome, manifest.verdict.text))),
         "compiled": _compiled(record),
         "written": manifest.created,
         "python": f"{manifest.python.version} ({manifest.platform})",
