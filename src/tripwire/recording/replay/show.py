@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tripwire.recording.capture.outcomes import tell_outcome, tell_redacted
@@ -29,14 +29,14 @@ from tripwire.recording.replay.script import Unwritable, wrap_literal, write_scr
 
 
 def print_record(record: ExecutionRecord, source: bool = False) -> None:
-    """Print what is in a record."""
+    """Print what is in a record. Long lines stay whole: a terminal breaks them, a file needn't."""
     console = Console(soft_wrap=True, highlight=False)
     manifest = record.manifest
     for line in _describe_content(manifest):
         console.print(_text(line))
     where = manifest.function
     console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
-    console.print(_facts(record))
+    _print_rows(console, _facts(record))
     tables: dict[str, dict[str, Any]] = {
         "arguments": record.locals,
         "globals": record.globals,
@@ -45,7 +45,9 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
     }
     for title, names in tables.items():
         if names:
-            console.print(_variables(title, names))
+            console.print(Text(title, "italic"))
+            shown = {f" {name}": in_short(value) for name, value in names.items()}
+            _print_rows(console, shown)
     for omission in manifest.omissions:
         console.print(_text(f"left out: {omission.what}: {omission.why}"))
     if source:
@@ -65,9 +67,16 @@ def _describe_content(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _facts(record: ExecutionRecord) -> Table:
+def _print_rows(console: Console, rows: dict[str, str]) -> None:
+    """Names and what they are; the latter begin in one column."""
+    named = [(printable(name), printable(value)) for name, value in rows.items()]
+    width = max(cell_len(name) for name, _ in named)
+    for name, value in named:
+        console.print(Text(f"{set_cell_size(name, width)}  {value}"))
+
+
+def _facts(record: ExecutionRecord) -> dict[str, str]:
     manifest = record.manifest
-    table = Table.grid(padding=(0, 2))
     rows = {
         "outcome": tell_outcome(manifest.outcome),
         "verdict": ": ".join(filter(None, (manifest.verdict.outcome, manifest.verdict.text))),
@@ -79,10 +88,7 @@ def _facts(record: ExecutionRecord) -> Table:
         ),
         "tensors kept": manifest.policy,
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, _text(value))
-    return table
+    return {name: value for name, value in rows.items() if value}
 
 
 def _text(text: str) -> Text:
@@ -98,13 +104,6 @@ def _compiled(record: ExecutionRecord) -> str:
     if compiled is None:
         return ""
     return f"back end {compiled.backend}" + (", fullgraph" if compiled.fullgraph else "")
-
-
-def _variables(title: str, names: dict[str, object]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    for name, value in names.items():
-        table.add_row(_text(name), _text(in_short(value)))
-    return table
 
 
 def in_short(value: object) -> str:

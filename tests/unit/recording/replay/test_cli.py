@@ -74,6 +74,19 @@ def test_show_tells_what_was_left_out(tmp_path) -> None:
     assert "left out: args[0]: values left out by policy: shape only" in done.output
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_show_cuts_no_line_however_narrow_the_terminal_is(columns, tmp_path, monkeypatch) -> None:
+    def fails(name):
+        raise ValueError("word " * 40 + "x" * 100)
+
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = call("show", tripwire.record_call(tmp_path)(fails, "y" * 90)).output.splitlines()
+    (outcome,) = (line for line in lines if line.startswith("outcome "))
+    assert outcome.endswith(f"{'x' * 100} ({__file__}:{fails.__code__.co_firstlineno + 1})")
+    (name,) = (line for line in lines if line.startswith(" name "))
+    assert name.endswith(f"'{'y' * 90}'")
+
+
 def test_show_source_prints_the_source(failed) -> None:
     assert "return (x + OFFSET)" not in call("show", failed).output
     assert "return (x + OFFSET).sum().item() / by" in call("show", failed, "--source").output
