@@ -9,10 +9,11 @@ import types
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from replaying import run_elsewhere
+from replaying import fail, run_elsewhere
 
 import tripwire
 from tripwire.cli import main
+from tripwire.recording.capture.record import load_record
 
 OFFSET = torch.tensor([1.0])
 
@@ -225,8 +226,14 @@ def test_a_file_that_is_no_record_is_one_line_and_two(command, data, tmp_path) -
     done = call(*command, tmp_path / "x.rec")
     assert done.exit_code == 2
     assert len(done.output.splitlines()) == 1
-    assert done.output.startswith("Error: This is not a record")
+    assert done.output.startswith(f"Error: {tmp_path / 'x.rec'}: This is not a record")
     assert ("doesn't begin as records do" in done.output) == (not data.startswith(b"PK"))
+
+
+def test_a_folder_of_records_is_no_record(tmp_path) -> None:
+    for error in (fail(load_record, tmp_path), fail(tripwire.replay, tmp_path, trust=True)):
+        assert isinstance(error, tripwire.BadRecord)
+        assert str(error) == f"{tmp_path}: It is a folder. Name a record in it. [no-record]"
 
 
 def test_a_file_that_isnt_there_is_two(tmp_path) -> None:
