@@ -200,6 +200,11 @@ def test_replay_with_pdb_opens_the_debugger_where_it_raised(failed, monkeypatch)
     assert trace.tb_frame.f_locals["by"] == 0
 
 
+def test_the_debugger_and_json_are_not_given_together(failed) -> None:
+    done = call("replay", failed, "--trust", "--pdb", "--json")
+    assert (done.exit_code, len(done.output.splitlines())) == (2, 1)
+
+
 def test_replay_of_what_cannot_be_built_is_one_line_and_two(monkeypatch, tmp_path) -> None:
     module = types.ModuleType("torch._gone")
     module.__file__ = torch.__file__
