@@ -1,7 +1,7 @@
 """The command line: `tripwire` and its commands.
 
-Exit codes: 0 done; 1 the replayed call raised, or something is wrong (audit, doctor); 2 bad input
-or bad usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
+Exit codes: 0 done; 1 a replay differs, or something is wrong (audit, doctor); 2 bad input or bad
+usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
 """
 
 from __future__ import annotations
@@ -105,7 +105,12 @@ def show(file: str, as_json: bool, source: bool) -> None:
 def replay(
     file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
 ) -> None:
-    """Run a recorded call again. It needs --trust, since it runs the record's code."""
+    """Run a recorded call again. It needs --trust, since it runs the record's code.
+
+    It exits with 0 if the call ends as it was recorded, also if that is with an exception; with 1
+    if it ends differently; with 2 if it can't run. Of a record that doesn't say how the call ended:
+    with 0 if the call returns, and with 1 if it raises.
+    """
     from tripwire.recording.replay.rerun import check_trust, rebuilding
     from tripwire.recording.replay.sandbox import run_sandboxed
 
@@ -158,7 +163,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
             click.echo(f"{tell_redacted(call.manifest.redacted)}.")
     if raised is not None and debug:
         pdb.post_mortem(raised.__traceback__)
-    return 0 if raised is None else 1
+    return 0 if same or (same is None and raised is None) else 1
 
 
 @main.command()
