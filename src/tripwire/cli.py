@@ -153,7 +153,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         told = {"outcome": outcome, "reproduces": same, "redacted": len(call.manifest.redacted)}
         click.echo(msgspec.json.encode(told))
     elif raised is not None:
-        click.echo(escape("".join(traceback.format_exception(raised))), nl=False)
+        click.echo(escape("".join(_format(raised))), nl=False)
     if not as_json:
         click.echo(f"recorded: {tell_outcome(call.manifest.outcome)}")
         click.echo(f"replayed: {tell_outcome(outcome)}")
@@ -164,6 +164,16 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
     if raised is not None and debug:
         pdb.post_mortem(raised.__traceback__)
     return 0 if same or (same is None and raised is None) else 1
+
+
+def _format(error: BaseException) -> list[str]:
+    """What Python prints of an exception, without the frames of tripwire's that led to the call."""
+    from tripwire.recording.capture.outcomes import find_users_part
+
+    shown = find_users_part(error.__traceback__)
+    if shown is None and not isinstance(error, TripwireError):  # one of tripwire's own
+        shown = error.__traceback__
+    return traceback.format_exception(type(error), error, shown)
 
 
 @main.command()

@@ -26,7 +26,7 @@ import msgspec
 
 from tripwire.errors import CannotTrace
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.origin import is_base_file
+from tripwire.recording.capture.origin import is_base_file, is_own_file
 from tripwire.recording.format.file import Record, stamp
 from tripwire.recording.format.manifest import (
     Autocast,
@@ -74,6 +74,16 @@ def _find_place(trace: TracebackType | None) -> tuple[str, int] | None:
         elif not is_base_file(file):
             found = file, line
     return found
+
+
+def find_users_part(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the user's first frame on, as Python itself would print it."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not is_own_file(file) and not file.startswith("<frozen "):
+            return trace
+        trace = trace.tb_next
+    return None
 
 
 def _find_place_in_graph(frame: FrameType, line: int) -> tuple[str, int] | None:

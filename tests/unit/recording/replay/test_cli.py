@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 
@@ -135,6 +136,16 @@ def test_replay_shows_the_traceback_and_that_it_reproduces(failed) -> None:
     assert done.exit_code == 0
     assert "float division by zero" in done.output
     assert done.output.splitlines()[-1] == "It reproduces."
+
+
+def test_the_traceback_of_a_replay_begins_in_the_users_code(failed, refused) -> None:
+    lines = call("replay", failed, "--trust").output.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[1].startswith(f'  File "{__file__}", line')
+    assert not any(f"{os.sep}tripwire{os.sep}" in line for line in lines if "File" in line[:8])
+    told = call("replay", refused, "--trust").output
+    assert "Traceback" not in told
+    assert "tripwire.errors.CannotTrace: " in told
 
 
 def test_replay_of_a_call_that_returned(returned) -> None:
