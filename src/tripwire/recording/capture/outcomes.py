@@ -151,7 +151,8 @@ def tell_outcome(outcome: Outcome) -> str:
     match outcome:
         case Raised():
             message = outcome.message.partition("\n")[0]
-            return printable(f"{outcome.type}: {message} ({outcome.file}:{outcome.line})")
+            what = f"{outcome.type}: {message}" if message else outcome.type
+            return printable(f"{what} ({outcome.file}:{outcome.line})")
         case Returned():
             return f"returned (digest {outcome.digest[:12]})" if outcome.digest else "returned"
     return "not known"

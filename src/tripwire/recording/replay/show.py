@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import os
-import reprlib
 import textwrap
 import zlib
 from pathlib import Path
@@ -23,6 +22,7 @@ from tripwire.recording.capture.outcomes import tell_outcome, tell_redacted
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Manifest, printable
+from tripwire.recording.format.views import in_short
 from tripwire.recording.replay.script import Unwritable, wrap_literal, write_script
 
 # --- in a terminal ---
@@ -55,6 +55,8 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
             console.print()
             console.print(_text(f"--- {file}"))
             console.print(Text(printable(text, keep="\n\t")), end="")
+        if not record.sources:
+            console.print("\nThe record has no source: none was found, or it isn't what ran.")
 
 
 def _describe_content(manifest: Manifest) -> list[str]:
@@ -104,39 +106,6 @@ def _compiled(record: ExecutionRecord) -> str:
     if compiled is None:
         return ""
     return f"back end {compiled.backend}" + (", fullgraph" if compiled.fullgraph else "")
-
-
-def in_short(value: object) -> str:
-    """A value in one line."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and hasattr(value, "dtype"):
-        return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
-    text = " ".join(_Short().repr(value).split())
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-class _Short(reprlib.Repr):
-    """A few items of a few levels: a whole repr may be too deep, or never end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
-        self.maxdeque, self.maxlong = 12, 100
-        self.maxstring = self.maxother = 100
-
-    def repr_int(self, x: int, level: int) -> str:
-        if x.bit_length() > 4096:  # Python writes no more than 4,300 digits
-            return f"<int of {x.bit_length()} bits>"
-        return super().repr_int(x, level)
-
-    def repr_slice(self, x: slice, level: int) -> str:
-        return f"slice{self.repr_tuple((x.start, x.stop, x.step), level)}"
-
-    def _repr_kind_of_dict(self, x: dict[object, object], level: int) -> str:
-        return f"{type(x).__name__}({self.repr_dict(x, level)})"
-
-    repr_OrderedDict = repr_defaultdict = repr_Counter = _repr_kind_of_dict  # noqa: N815
 
 
 # --- as a script ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+import threading
 import types
 
 import pytest
@@ -87,6 +89,77 @@ def test_show_cuts_no_line_however_narrow_the_terminal_is(columns, tmp_path, mon
     assert outcome.endswith(f"{'x' * 100} ({__file__}:{fails.__code__.co_firstlineno + 1})")
     (name,) = (line for line in lines if line.startswith(" name "))
     assert name.endswith(f"'{'y' * 90}'")
+
+
+@dataclasses.dataclass
+class Config:
+    limit: int
+    scale: object
+    inner: object = None
+
+
+class Many:
+    def __init__(self) -> None:
+        self.__dict__ = dict.fromkeys("abcdefghi", 1)
+
+
+class Items(list):
+    pass
+
+
+def look(value):
+    """Looks at nothing, but a record has the attributes that its code names."""
+    return value is None and (
+        value.a, value.b, value.c, value.d, value.e, value.f, value.g, value.h, value.i
+    )  # fmt: skip
+
+
+CONFIG = f"{__name__}.Config"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Config(3, torch.ones(2)), f"{CONFIG}(limit=3, scale=float32 (2,), inner=None)"),
+        ([Config(3, {"a": "b"})], f"[{CONFIG}(limit=3, scale={{'a': 'b'}}, inner=None)]"),
+        (
+            Config(3, 1, Config(4, 2)),
+            f"{CONFIG}(limit=3, scale=1, inner=<object of <class {CONFIG}> with 3 attributes>)",
+        ),
+        (Many(), f"<object of <class {__name__}.Many> with 9 attributes>"),
+        (Items([1, 2]), f"{__name__}.Items([1, 2])"),
+        (threading.Lock(), "<missing _thread.lock: part of its state is in C, where Python"),
+        (types.SimpleNamespace(a=1), "types.SimpleNamespace(a=1)"),
+    ],
+    ids=["tensor", "list", "nested", "many", "subclass", "lock", "namespace"],
+)
+def test_show_prints_the_attributes_of_small_objects_one_level_deep(tmp_path, value, shown) -> None:
+    path = tripwire.record_call(tmp_path)(look, value)
+    assert f" value  {shown}" in call("show", path).output
+    assert repr(load_record(path).locals).startswith(f"{{'value': {shown}")
+
+
+def test_an_object_that_leads_to_itself_is_shown(tmp_path) -> None:
+    ring = Config(1, [])
+    ring.scale.append(ring)
+    path = tripwire.record_call(tmp_path)(lambda value: 1, ring)
+    assert "limit=1, scale=[<object of <class" in repr(load_record(path).locals)
+
+
+def test_an_exception_without_a_message_is_shown_without_a_colon(tmp_path) -> None:
+    path = tripwire.record_call(tmp_path)(fail_silently)
+    assert f"outcome       ValueError ({__file__}:" in call("show", path).output
+
+
+def fail_silently():
+    raise ValueError
+
+
+def test_show_source_says_if_there_is_none(tmp_path) -> None:
+    space: dict = {}
+    exec("def f():\n    return 1", space)
+    path = tripwire.record_call(tmp_path)(space["f"])
+    assert "The record has no source" in call("show", path, "--source").output
 
 
 def test_show_source_prints_the_source(failed) -> None:

@@ -26,8 +26,9 @@ from tripwire.cli import main
 from tripwire.errors import BadRecord, CannotReplay
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.checks import WRAPPED
+from tripwire.recording.format.views import in_short
 from tripwire.recording.replay import rebuild
-from tripwire.recording.replay.show import in_short, print_record, write_repro
+from tripwire.recording.replay.show import print_record, write_repro
 
 HALF = "\udce9"  # half a surrogate pair, as in the name of a file that isn't UTF-8
 _numbers = itertools.count()
