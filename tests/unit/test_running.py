@@ -362,6 +362,12 @@ def test_the_doctor_names_each_c_module_that_could_not_be_built(monkeypatch) -> 
     assert "none  (" in run("doctor").output
 
 
+def test_the_doctor_knows_that_no_writer_is_known_without_the_c_modules(monkeypatch) -> None:
+    monkeypatch.setattr("tripwire.writes.sentry.IS_COMPILED", False)
+    (line,) = (one for one in run("doctor").output.splitlines() if "writer of a change" in one)
+    assert line.endswith("  unknown: that takes the C modules")
+
+
 def test_every_c_module_can_be_built_or_none_can() -> None:
     sources = (Path(__file__).parents[2] / "src" / "tripwire").rglob("*.c")
     assert sorted(NATIVES) == sorted(f"{one.parent.name}.{one.stem}" for one in sources)
