@@ -216,6 +216,11 @@ def test_a_path_that_ends_in_rec_is_the_file(tmp_path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_path_with_any_other_ending_is_a_folder(tmp_path) -> None:
+    path = tripwire.record_call(tmp_path / "x.txt", check=False)(halve, 2)
+    assert path == tmp_path / "x.txt" / "halve_call_0.rec"
+
+
 def test_packages_are_those_that_are_loaded(monkeypatch, tmp_path) -> None:
     """Also one that was installed after another record had been written."""
 
