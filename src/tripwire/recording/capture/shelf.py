@@ -73,8 +73,8 @@ class SourceFile:
         """The segment that gives this code; None if none does."""
         found = [
             (node, around)
-            for line in ((0, 1) if code.co_firstlineno == 1 else (code.co_firstlineno,))
-            for node, around in _definitions_at(self._tree, line)  # Python has 1 for 0
+            for line in {0, code.co_firstlineno}  # Python counts from 1, whatever the line is
+            for node, around in _definitions_at(self._tree, line)
             if _name_of(node) == code.co_name and self._gives(node, code)
         ]
         if len(found) > 1:  # lambdas in one line that do the same: columns tell them apart
