@@ -404,7 +404,8 @@ def record_on_error(
         @tripwire.record_on_error("records")
         def step(batch): ...
 
-    path: a file that ends in .rec, or a folder in which each record gets a name of its own.
+    path: a file that ends in .rec. Any other path, such as "x.txt", is that of a folder; it is made
+        if it isn't there, and each record in it gets a name of its own.
     tensors: how much of each tensor is kept: "full", "statistics", "shape" or "redacted"; or a
         mapping from patterns of paths to these (`{"args[0]*": "shape"}`); or a function of path
         and tensor that returns one of them.

@@ -1,13 +1,14 @@
 """The command line: `tripwire` and its commands.
 
-Exit codes: 0 done; 1 the replayed call raised, or something is wrong (audit, doctor); 2 bad input
-or bad usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
+Exit codes: 0 done; 1 a replay differs, or something is wrong (audit, doctor); 2 bad input or bad
+usage. `tripwire run` exits as the script does, and with 2 where there is nothing to run.
 """
 
 from __future__ import annotations
 
 import os
 import pdb
+import shutil
 import sys
 import threading
 import traceback
@@ -20,7 +21,7 @@ from typing import Any
 import click
 import msgspec
 
-from tripwire.errors import TripwireError
+from tripwire.errors import CannotReplay, TripwireError
 from tripwire.recording.format.manifest import Outcome, escape, printable
 
 
@@ -30,13 +31,29 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # `tripwire doctor | head`: click ends quietly
+            raise
         except (TripwireError, OSError) as error:
             raise _Trouble(_in_a_line(error)) from None
 
 
 def _in_a_line(error: Exception) -> str:
     """What an error says. Names of files are in it, which others may have chosen for a terminal."""
-    return printable(" ".join(str(error).split()))
+    said = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        place = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        advice = ". Choose another path" if isinstance(error, _BAD_PATHS) else ""
+        said = f"{place}{error.strerror}{advice}."
+    return printable(" ".join(said.split()))
+
+
+_BAD_PATHS = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 def _tell_paths(*paths: Path) -> None:
@@ -88,11 +105,18 @@ def show(file: str, as_json: bool, source: bool) -> None:
 def replay(
     file: str, trust: bool, sandbox: bool, debug: bool, backend: str | None, as_json: bool
 ) -> None:
-    """Run a recorded call again. It needs --trust, since it runs the record's code."""
+    """Run a recorded call again. It needs --trust, since it runs the record's code.
+
+    It exits with 0 if the call ends as it was recorded, also if that is with an exception; with 1
+    if it ends differently; with 2 if it can't run. Of a record that doesn't say how the call ended:
+    with 0 if the call returns, and with 1 if it raises.
+    """
     from tripwire.recording.replay.rerun import check_trust, rebuilding
     from tripwire.recording.replay.sandbox import run_sandboxed
 
     check_trust(trust)
+    if debug and as_json:
+        raise _Trouble("--pdb talks to you, and --json to a program: leave one out.")
     if sandbox:
         if debug:
             raise _Trouble("--pdb needs a terminal, and --sandbox has none: leave one out.")
@@ -118,7 +142,8 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         result = run()
     except BaseException as error:
         raised, outcome = error, describe_error(error, call.target)
-        if not isinstance(error, Exception) and not is_same(call.manifest.outcome, outcome):
+        is_other = not is_same(call.manifest.outcome, outcome)
+        if is_other and (isinstance(error, CannotReplay) or not isinstance(error, Exception)):
             raise  # an interrupt of now, not the one that was recorded
     else:  # trouble with describing it isn't the call's
         outcome = describe_result(result)
@@ -128,7 +153,7 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
         told = {"outcome": outcome, "reproduces": same, "redacted": len(call.manifest.redacted)}
         click.echo(msgspec.json.encode(told))
     elif raised is not None:
-        click.echo(escape("".join(traceback.format_exception(raised))), nl=False)
+        click.echo(escape("".join(_format(raised))), nl=False)
     if not as_json:
         click.echo(f"recorded: {tell_outcome(call.manifest.outcome)}")
         click.echo(f"replayed: {tell_outcome(outcome)}")
@@ -138,7 +163,17 @@ def _run(run: Callable[[], Any], call: Any, debug: bool, as_json: bool) -> int:
             click.echo(f"{tell_redacted(call.manifest.redacted)}.")
     if raised is not None and debug:
         pdb.post_mortem(raised.__traceback__)
-    return 0 if raised is None else 1
+    return 0 if same or (same is None and raised is None) else 1
+
+
+def _format(error: BaseException) -> list[str]:
+    """What Python prints of an exception, without the frames of tripwire's that led to the call."""
+    from tripwire.recording.capture.outcomes import find_users_part
+
+    shown = find_users_part(error.__traceback__)
+    if shown is None and not isinstance(error, TripwireError):  # one of tripwire's own
+        shown = error.__traceback__
+    return traceback.format_exception(type(error), error, shown)
 
 
 @main.command()
@@ -155,31 +190,32 @@ def repro(file: str, as_json: bool) -> None:
     click.echo(told, nl=as_json)
 
 
-_directory = click.argument("directory", type=click.Path(exists=True))
+_log = click.argument("log", type=click.Path(exists=True))
 _output = click.option("-o", "--output", type=click.Path(), help="The path to write to.")
 
 
 @main.command()
-@_directory
+@_log
 @click.option(
     "--diff", "other", type=click.Path(exists=True), help="An earlier run to compare with."
 )
 @_output
 @_json
-def report(directory: str, other: str | None, output: str | None, as_json: bool) -> None:
+def report(log: str, other: str | None, output: str | None, as_json: bool) -> None:
     """Make one HTML page from a log.
 
-    DIRECTORY is what TRIPWIRE_LOG_DIR named, or `tripwire run` wrote. The page is
-    DIRECTORY/report.html, unless -o names another path.
+    LOG is the folder that TRIPWIRE_LOG_DIR named, or `tripwire run` wrote, or one .jsonl file in
+    it. The page is report.html in that folder, unless -o names another path.
     """
     from tripwire.report import build_report, compare, write_report
     from tripwire.report.page import stream_json
 
-    built, details = _reading(directory, as_json, build_report)
+    _check_no_folder(output)
+    built, details = _reading(log, as_json, build_report)
     if other is not None:
         build = partial(build_report, beside=details)
         built.diff = compare((built, details), _reading(other, as_json, build))
-    path = write_report(built, details, output or _beside(directory, "report.html"))
+    path = write_report(built, details, output or _beside(log, "report.html"))
     if as_json:
         skipped = msgspec.to_builtins(built.skipped)
         figures = {
@@ -205,7 +241,7 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
 
 
 @main.command()
-@_directory
+@_log
 @_output
 @click.option(
     "--format",
@@ -216,27 +252,34 @@ def report(directory: str, other: str | None, output: str | None, as_json: bool)
     help="The viewer; torch writes a directory for tlparse.",
 )
 @_json
-def trace(directory: str, output: str | None, kind: str, as_json: bool) -> None:
+def trace(log: str, output: str | None, kind: str, as_json: bool) -> None:
     """Export a log as a timeline for another viewer.
 
-    DIRECTORY is what TRIPWIRE_LOG_DIR named, or `tripwire run` wrote.
+    LOG is the folder that TRIPWIRE_LOG_DIR named, or `tripwire run` wrote, or one .jsonl file in
+    it.
     """
     from tripwire.telemetry import write_chrome_trace, write_speedscope, write_torch_trace
     from tripwire.telemetry.reader import check_has_events
 
-    check_has_events(directory)
+    check_has_events(log)
+    if kind != "torch":
+        _check_no_folder(output)
     paths: list[Path]
     if kind == "perfetto":
-        paths = [write_chrome_trace(directory, output or _beside(directory, "trace.json"))]
+        paths = [write_chrome_trace(log, output or _beside(log, "trace.json"))]
     elif kind == "speedscope":
-        target = output or _beside(directory, "speedscope.json")
-        paths = [write_speedscope(directory, target)]
+        paths = [write_speedscope(log, output or _beside(log, "speedscope.json"))]
     else:
-        paths = write_torch_trace(directory, output or _beside(directory, "torch_trace"))
+        paths = write_torch_trace(log, output or _beside(log, "torch_trace"))
     if as_json:
         click.echo(msgspec.json.encode({"paths": [str(path) for path in paths]}))
     else:
         _tell_paths(*paths)
+
+
+def _check_no_folder(output: str | None) -> None:
+    if output is not None and os.path.isdir(output):
+        raise _Trouble(f"-o: {printable(output)} is a folder. Name a file in it.")
 
 
 def _beside(log: str, name: str) -> Path:
@@ -276,8 +319,13 @@ _arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 
 
 def _check_script(script: str, as_module: bool) -> None:
-    if not as_module and not os.path.exists(script):  # an empty path is none
-        raise _Trouble(f"{script}: there is no such file.")
+    if not script:
+        raise _Trouble("The script's name is empty.")
+    is_there = not as_module and os.path.exists(script)
+    if script.startswith("-") and not is_there:
+        raise click.NoSuchOption(script, ctx=click.get_current_context())
+    if not as_module and not is_there:
+        raise _Trouble(f"{printable(script)}: there is no such file.")
 
 
 @main.command(context_settings=_running)
@@ -308,8 +356,14 @@ def run(
 
     _check_script(script, as_module)
     target = Path(folder or f"tripwire-run-{os.getpid()}").absolute()
+    named = os.environ.get("TRIPWIRE_LOG_DIR")
+    if named and Path(named).absolute() != target:
+        shown = printable(f"tripwire: the log is in {target}, not in TRIPWIRE_LOG_DIR ({named})")
+        click.echo(shown, err=True)
     process, before = os.getpid(), threading.enumerate()
     with ExitStack() as stack:
+        if not target.exists():
+            stack.push(partial(_remove_unused, target))
         stack.enter_context(logging_into(target))
         if replaces:
             stack.enter_context(replacing_torch_compile())
@@ -323,6 +377,12 @@ def run(
 
     after_threads(before, finish)
     sys.exit(code)
+
+
+def _remove_unused(folder: Path, kind: object, error: object, trace: object) -> None:
+    """Take a new folder away where there was nothing to run."""
+    if isinstance(error, TripwireError):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_of(folder: Path, code: int, as_json: bool, no_report: bool) -> None:

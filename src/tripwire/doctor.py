@@ -72,8 +72,15 @@ def _watching() -> list[Checkup]:
         Checkup("globals, attributes, dicts", dicts),
         Checkup("lists, sets, cells, slots", "compared on each call"),
         Checkup("functions that run", f"seen by {calls}"),
-        Checkup("writer of a change", "file and line" if in_c and HAS_MONITORING else _WRITERS),
+        Checkup("writer of a change", _find_writers(in_c, HAS_MONITORING)),
     ]
+
+
+def _find_writers(in_c: bool, monitors: bool) -> str:
+    """Of which changes the writer is known."""
+    if not in_c:
+        return "unknown: that takes the C modules"
+    return "file and line" if monitors else _WRITERS
 
 
 def _natives() -> Checkup:
@@ -120,7 +127,7 @@ def _cache() -> list[Checkup]:
 
 
 _WRITERS = (
-    "with the C module: file and line of writes to modules' attributes, objects' classes and "
+    "file and line of writes to modules' attributes, objects' classes and "
     "tensors' shapes; others unknown"
 )
 

@@ -11,14 +11,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tripwire.dispatch.compiled import compile_callable
 from tripwire.dispatch.dispatcher import Dispatcher
-from tripwire.env import is_own_code
 from tripwire.errors import BadOption
 from tripwire.files import make_folder
+from tripwire.recording.capture.outcomes import find_users_part
 from tripwire.values.classes import isinstance
 
 INTERRUPTED = 130  # what a shell says of a program that was interrupted
@@ -73,7 +72,7 @@ def _run(target: str, as_module: bool) -> int:
     except SystemExit as leaving:
         return _code_of(leaving)
     except BaseException as error:
-        error.__traceback__ = _users_part(error.__traceback__)
+        error.__traceback__ = find_users_part(error.__traceback__)
         if error.__traceback__ is None and isinstance(error, ImportError):
             why = str(error).rstrip(".")
             raise BadOption(f"{target} can't be run: {why}.", slug="not-runnable") from None
@@ -92,16 +91,6 @@ def after_threads(before: list[threading.Thread], finish: Callable[[], None]) ->
         finish()
     else:
         atexit.register(finish)
-
-
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script on, as Python itself would print it."""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not is_own_code(code) and not code.co_filename.startswith("<frozen "):
-            return trace
-        trace = trace.tb_next
-    return None
 
 
 def _tell(error: BaseException) -> None:

@@ -240,6 +240,41 @@ def test_what_cannot_be_run_is_one_line_and_two(tmp_path, monkeypatch) -> None:
         assert "[not-runnable]" in done.output
         assert ".." not in done.output
         assert len(done.output.strip().splitlines()) == 1
+        assert not (tmp_path / "log").exists()
+
+
+def test_a_log_that_was_there_stays_where_there_is_nothing_to_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "mine").touch()
+    assert run("run", "--dir", "log", "-m", "no_such_module").exit_code == 2
+    assert (tmp_path / "log" / "mine").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "audit"])
+def test_an_unknown_option_is_no_script(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["--bogus"], ["-m", "--bogus"]):
+        done = run(command, *words)
+        assert done.exit_code == 2
+        assert "No such option" in done.output
+        assert "there is no such file" not in done.output
+    done = run(command, "")
+    assert (done.exit_code, done.output) == (2, "Error: The script's name is empty.\n")
+    (tmp_path / "-script.py").write_text("print('it runs')")
+    assert "it runs" in run(command, "-script.py").output
+
+
+def test_a_run_says_that_its_log_is_elsewhere_than_the_variable_says(plain, monkeypatch) -> None:
+    assert "TRIPWIRE_LOG_DIR" not in plain("pass").output
+    monkeypatch.setenv("TRIPWIRE_LOG_DIR", "elsewhere")
+    assert "not in TRIPWIRE_LOG_DIR (elsewhere)" in plain("pass").output
+
+
+def test_a_listener_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m tripwire doctor | head -c 0; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
 
 
 def test_a_folder_with_a_main_runs(tmp_path, monkeypatch) -> None:
@@ -325,6 +360,12 @@ def test_the_doctor_names_each_c_module_that_could_not_be_built(monkeypatch) -> 
     assert "without tracing._casts" in run("doctor").output
     monkeypatch.setenv("TRIPWIRE_PURE", "1")
     assert "none  (" in run("doctor").output
+
+
+def test_the_doctor_knows_that_no_writer_is_known_without_the_c_modules(monkeypatch) -> None:
+    monkeypatch.setattr("tripwire.writes.sentry.IS_COMPILED", False)
+    (line,) = (one for one in run("doctor").output.splitlines() if "writer of a change" in one)
+    assert line.endswith("  unknown: that takes the C modules")
 
 
 def test_every_c_module_can_be_built_or_none_can() -> None:

@@ -210,7 +210,14 @@ def test_a_target_that_cannot_be_written_is_a_message(command, gpt) -> None:
     done = run(command, gpt, "-o", gpt / "no" / "such" / "file")
     assert done.exit_code == 2
     assert "Traceback" not in done.output
-    assert "No such file" in done.output
+    assert f"{gpt / 'no'}: No such file or directory. Choose another path." in done.output
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_target_that_is_a_folder_is_said_to_be_one(command, gpt) -> None:
+    done = run(command, gpt, "-o", gpt)
+    assert done.exit_code == 2
+    assert done.output == f"Error: -o: {gpt} is a folder. Name a file in it.\n"
 
 
 def test_a_page_that_cannot_be_put_in_its_place_leaves_nothing_behind(gpt, tmp_path) -> None:

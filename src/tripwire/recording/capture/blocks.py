@@ -18,7 +18,7 @@ from types import FrameType, FunctionType
 from tripwire.errors import BadOption
 from tripwire.recording.capture.calls import Beginning, Writing, log
 from tripwire.recording.capture.failures import Ended, record_failure
-from tripwire.recording.capture.shelf import first_line, future_flags
+from tripwire.recording.capture.shelf import first_line, future_flags, show_source
 from tripwire.recording.format.manifest import Returned
 from tripwire.tracing.state import CURRENT
 from tripwire.values.classes import isinstance
@@ -72,9 +72,11 @@ def build_block(frame: FrameType) -> tuple[FunctionType, dict[str, object]]:
     assigned = sorted(_assigned(parts) & _globals_of(frame))
     text = _write(block, later, lines, list(variables), assigned)
     shown = f"<block in {file}>"
-    linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
+    show_source(shown, text.splitlines(keepends=True))
+    flags = future_flags(frame.f_code) | ast.PyCF_ONLY_AST
+    tree = ast.increment_lineno(compile(text, shown, "exec", dont_inherit=True, flags=flags), -1)
     space: dict[str, object] = {}
-    exec(compile(text, shown, "exec", dont_inherit=True, flags=future_flags(frame.f_code)), space)
+    exec(compile(tree, shown, "exec", dont_inherit=True, flags=future_flags(frame.f_code)), space)
     made = space["block"]
     assert isinstance(made, FunctionType)
     return FunctionType(made.__code__, frame.f_globals, "block"), variables
@@ -191,7 +193,10 @@ def _write(
     names: list[str],
     assigned: list[str],
 ) -> str:
-    """The function's text: the body where it was, a `def` above it."""
+    """The function's text: the body where it was, a `def` above it.
+
+    It begins with a line 0, which has the `def` if there is no other room above the body.
+    """
     first, column = first_line(block.body[0]), block.body[0].col_offset
     indent, rest = _part(lines[first - 1], column)
     is_inline = bool(indent.strip())  # `with record_block(path): f(x)`
@@ -216,9 +221,9 @@ def _write(
 
 def _above(line: int) -> str:
     """So many empty lines that what follows stands in this line."""
-    if line < 1:
-        raise _not_recordable("there are too few lines above it", "Nest the with statements")
-    return "\n" * (line - 1)
+    if line < 0:
+        raise _not_recordable("it stands in the first line", "Put an empty line above it")
+    return "\n" * line
 
 
 def _indent_of_header(block: ast.With, lines: list[str], body: str | None) -> str:
@@ -253,7 +258,7 @@ def _part(line: str, column: int) -> tuple[str, str]:
 
 def _reach(text: str, line: int, column: int) -> str:
     """The text, with newlines and spaces added up to a place in the file."""
-    text += "\n" * (line - 1 - text.count("\n"))
+    text += "\n" * (line - text.count("\n"))
     return text + " " * (column - len(text.rpartition("\n")[2].encode()))
 
 

@@ -38,7 +38,7 @@ from tripwire.errors import BadOption, CannotReplay
 from tripwire.recording.capture.calls import Beginning, Writing, log, name_of_error
 from tripwire.recording.capture.outcomes import check_record, describe_error, describe_result
 from tripwire.recording.capture.wrapped import RECORDED
-from tripwire.recording.format.file import copy_record
+from tripwire.recording.format.file import Record, copy_record
 from tripwire.recording.format.manifest import Compiled, Outcome
 from tripwire.telemetry.compiles import RECORD
 from tripwire.telemetry.log import emit
@@ -168,8 +168,7 @@ def record_failure(
         path = ended.write(writing)
         note_last(WrittenCall(path, name, ended.outcome), error)
         with contextlib.suppress(Exception):  # an exception of the user's may take no notes
-            command = f"tripwire replay {shlex.quote(str(path))} --trust"
-            error.add_note(f"tripwire recorded this call. See it again: {command}")
+            error.add_note(_tell_where(path))
     except OSError as trouble:
         log.error("The failing call of %s could not be recorded: %s", name, trouble)
         return None
@@ -177,6 +176,16 @@ def record_failure(
         log.exception("The failing call of %s could not be recorded.", name)
         return None
     return path
+
+
+def _tell_where(path: Path) -> str:
+    """Where a record is, and what can be done with it."""
+    with Record.open(path) as record:
+        verdict = record.manifest.verdict
+    shown = shlex.quote(str(path))
+    if verdict.outcome == "differs":
+        return f"tripwire recorded this call, but {verdict.text}. Look at it: tripwire show {shown}"
+    return f"tripwire recorded this call. See it again: tripwire replay {shown} --trust"
 
 
 # --- plain callables ---
@@ -360,6 +369,7 @@ def record_last(path: str | os.PathLike[str]) -> Path:
     wasn't set up to be recorded, the values are those that it left behind, and the record says so.
     """
     global _last
+    writing = Writing.to(path)
     with _lock:
         ended, _last = _last, None
     if ended is None:
@@ -368,7 +378,7 @@ def record_last(path: str | os.PathLike[str]) -> Path:
             "or its failure was recorded already.",
             slug="nothing-failed",
         )
-    return ended.write(Writing.to(path))
+    return ended.write(writing)
 
 
 # --- backwards ---

@@ -46,6 +46,11 @@ def is_packaged_file(filename: str) -> bool:
     )
 
 
+def is_own_file(filename: str) -> bool:
+    """Whether a file belongs to tripwire. Known without torch, unlike `env.is_own_file`."""
+    return filename.startswith(_OWN_ROOT)
+
+
 _TORCH_FOLDERS = tuple(f"{folder}torch{os.sep}" for folder in _PACKAGE_FOLDERS)
 
 

@@ -26,7 +26,7 @@ import msgspec
 
 from tripwire.errors import CannotTrace
 from tripwire.recording.capture.draft import RecordDraft
-from tripwire.recording.capture.origin import is_base_file
+from tripwire.recording.capture.origin import is_base_file, is_own_file
 from tripwire.recording.format.file import Record, stamp
 from tripwire.recording.format.manifest import (
     Autocast,
@@ -74,6 +74,16 @@ def _find_place(trace: TracebackType | None) -> tuple[str, int] | None:
         elif not is_base_file(file):
             found = file, line
     return found
+
+
+def find_users_part(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the user's first frame on, as Python itself would print it."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not is_own_file(file) and not file.startswith("<frozen "):
+            return trace
+        trace = trace.tb_next
+    return None
 
 
 def _find_place_in_graph(frame: FrameType, line: int) -> tuple[str, int] | None:
@@ -141,7 +151,8 @@ def tell_outcome(outcome: Outcome) -> str:
     match outcome:
         case Raised():
             message = outcome.message.partition("\n")[0]
-            return printable(f"{outcome.type}: {message} ({outcome.file}:{outcome.line})")
+            what = f"{outcome.type}: {message}" if message else outcome.type
+            return printable(f"{what} ({outcome.file}:{outcome.line})")
         case Returned():
             return f"returned (digest {outcome.digest[:12]})" if outcome.digest else "returned"
     return "not known"
@@ -197,10 +208,11 @@ def _judge(path: Path, recorded: Outcome) -> Verdict:
         return Verdict("not checked", f"{short_name_of(type(error))}: {error}")
     here = platform.python_version(), replayed.torch
     if replayed.outcome is None:
-        return Verdict("differs", replayed.trouble, *here)
+        return Verdict("differs", f"the replay can't run: {replayed.trouble}", *here)
     if is_same(recorded, replayed.outcome):
         return Verdict("reproduces", tell_outcome(replayed.outcome), *here)
-    return Verdict("differs", f"replayed to {tell_outcome(replayed.outcome)}", *here)
+    how = "raised " if isinstance(replayed.outcome, Raised) else ""
+    return Verdict("differs", f"the replay {how}{tell_outcome(replayed.outcome)}", *here)
 
 
 def _replay_elsewhere(path: Path) -> Replayed:

@@ -20,6 +20,7 @@ from typing import IO, Any, BinaryIO, TypeGuard, cast
 
 import msgspec
 
+from tripwire.errors import check_kinds
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.uses import Step, StepKind, Uses, join
 from tripwire.recording.capture.draft import RecordDraft
@@ -460,6 +461,12 @@ def _find_builtins(function: FunctionType | None) -> Variables:
     return {name: value for name, value in found.items() if find_library(value) is not None}
 
 
+def check_path(path: object) -> None:
+    """Raise BadOption for what can't be a record's path."""
+    check_kinds({"path": path}, {"path": ((str, os.PathLike), "the path of a record")})
+
+
 def load_record(path: str | os.PathLike[str]) -> ExecutionRecord:
     """Open a record to look at it. This runs none of its code, and imports nothing."""
+    check_path(path)
     return ExecutionRecord.load(path)

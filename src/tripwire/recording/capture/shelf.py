@@ -57,18 +57,24 @@ class Segment:
 
 
 class SourceFile:
-    """The text of one file, and the functions in it."""
+    """The text of one file, and the functions in it.
+
+    `lines` begins with line 0: "", but for a block in a file's first line (`show_source`).
+    """
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
         self._tree = _parse("".join(lines))
+        if self._tree is not None and lines[0]:
+            ast.increment_lineno(self._tree, -1)
         self._imports = _imported_names(self._tree)
 
     def find(self, code: CodeType) -> Segment | None:
         """The segment that gives this code; None if none does."""
         found = [
             (node, around)
-            for node, around in _definitions_at(self._tree, code.co_firstlineno)
+            for line in {0, code.co_firstlineno}  # Python counts from 1, whatever the line is
+            for node, around in _definitions_at(self._tree, line)
             if _name_of(node) == code.co_name and self._gives(node, code)
         ]
         if len(found) > 1:  # lambdas in one line that do the same: columns tell them apart
@@ -101,7 +107,7 @@ class SourceFile:
         place = node.lineno, node.col_offset
         for statement in reversed(around):
             first, last = _lines_of(statement)
-            if find_definition(self.lines[first - 1 : last], first, place) is not None:
+            if find_definition(self.lines[first : last + 1], first, place) is not None:
                 return Segment(first, last, place)
         return None
 
@@ -375,12 +381,21 @@ class Codes:
     def _file(self, name: str, space: Space | None) -> SourceFile:
         found = self._files.get(name)
         if found is None:
-            found = self._files[name] = SourceFile(_read_lines(name, space))
+            found = self._files[name] = SourceFile(
+                [_above.get(name, ""), *_read_lines(name, space)]
+            )
         return found
 
 
 _MARSHALLED = "code/0"
+_above: dict[str, str] = {}  # the line 0 of files that have one
 _replayed: set[str] = set()  # files whose lines in tracebacks are a record's
+
+
+def show_source(file: str, lines: list[str]) -> None:
+    """Let tracebacks print these lines of a file that isn't there. The first is its line 0."""
+    _above[file] = lines[0] if lines[0].strip() else ""
+    linecache.cache[file] = (sum(map(len, lines)), None, lines[1:], file)
 
 
 def _read_lines(file: str, space: Space | None) -> list[str]:
@@ -453,8 +468,8 @@ class Layout:
             self._before.append(count)
 
     def cut(self, lines: list[str]) -> list[str]:
-        """These lines, of all that the file has."""
-        return [line for first, last in self._spans for line in lines[first - 1 : last]]
+        """These lines, of all that the file has, from line 0 on."""
+        return [line for first, last in self._spans for line in lines[first : last + 1]]
 
     def before(self, line: int) -> int:
         """How many of them stand before a line that is one of them."""
@@ -525,7 +540,7 @@ class Shelf:
     def _show(self, node: Code) -> None:
         """Let tracebacks print the record's lines, where the file here hasn't the same."""
         lines = self._lines(node)
-        there = linecache.getlines(node.file)[node.line - 1 : node.line - 1 + len(lines)]
+        there = ["", *linecache.getlines(node.file)][node.line : node.line + len(lines)]
         if not lines or there == lines:
             return
         shown = self._shown.setdefault(node.file, {})

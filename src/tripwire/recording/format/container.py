@@ -208,6 +208,8 @@ class ByteSource:
         try:
             return ByteSource(open_regular(path))
         except NotOurs as error:  # a pipe, say, which nobody waits for
+            if os.path.isdir(path):
+                raise BadRecord("It is a folder. Name a record in it.", slug="no-record") from None
             raise damaged(str(error)) from None
 
     @staticmethod

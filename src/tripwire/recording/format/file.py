@@ -210,8 +210,12 @@ class Record:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Record:
-        """Open and check a file."""
-        return Record._read(ByteSource.open(path))
+        """Open and check a file. What is wrong with it is said with its name."""
+        try:
+            return Record._read(ByteSource.open(path))
+        except BadRecord as error:
+            message = str(error).removesuffix(f" [{error.slug}]")
+            raise BadRecord(f"{os.fspath(path)}: {message}", slug=error.slug) from None
 
     @staticmethod
     def of(data: bytes) -> Record:

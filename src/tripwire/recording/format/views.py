@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
 
 import msgspec
 
@@ -67,7 +69,7 @@ class ModuleView(View, frozen=True):
     attributes: dict[str, object] = {}
 
     def __repr__(self) -> str:
-        return f"<module {self.name} with {len(self.attributes)} names>"
+        return f"<module {self.name} with {_count(self.attributes, 'name')}>"
 
 
 class PartsView(View, frozen=True):
@@ -88,7 +90,7 @@ class ObjectView(View, frozen=True):
     parts: list[object] = []
 
     def __repr__(self) -> str:
-        return f"<object of {self.cls!r} with {len(self.attributes)} attributes>"
+        return in_short(self)
 
 
 class FormView(View, frozen=True):
@@ -116,7 +118,7 @@ class TupleView(View, frozen=True):
     items: tuple[object, ...]
 
     def __repr__(self) -> str:
-        return f"<namedtuple of {self.cls!r} with {len(self.items)} items>"
+        return f"<namedtuple of {self.cls!r} with {_count(self.items, 'item')}>"
 
 
 class WithheldView(View, frozen=True):
@@ -134,12 +136,18 @@ class AbsentView(View, frozen=True):
 
     node: nodes.AnyNode
 
+    def __repr__(self) -> str:
+        return f"<{type(self.node).__name__} of a library that isn't installed here>"
+
 
 class OpaqueView(View, frozen=True):
     """Something that the record doesn't hold."""
 
     cls: str
     reason: str
+
+    def __repr__(self) -> str:
+        return f"<missing {self.cls}: {self.reason}>"
 
 
 def module_state(form: nodes.ModuleForm, values: Iterable[object]) -> dict[str, object]:
@@ -281,3 +289,77 @@ class Viewer:
 
     def explain(self, node: nodes.AnyNode, error: Exception) -> TripwireError:
         return damaged(f"a {type(node).__name__} node makes no sense ({error})")
+
+
+# --- in one line ---
+
+_LONGEST = 160  # characters
+_MOST_ATTRIBUTES = 8  # of an object that is shown with them
+
+
+def in_short(value: object) -> str:
+    """A value of a record in one line."""
+    shape = _tell_shape(value)
+    if shape is not None:
+        return shape
+    text = " ".join(_Short().repr(value).split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def _tell_shape(value: object) -> str | None:
+    """A tensor or an array in short; None for anything else."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "dtype"):
+        return None
+    return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
+
+
+def _name_of(cls: object) -> str:
+    return f"{cls.module}.{cls.name}" if isinstance(cls, ClassView | LibraryView) else repr(cls)
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+class _Short(reprlib.Repr):
+    """A few items of a few levels: a whole repr may be too deep, or never end.
+
+    A small object is shown with its attributes, but not another object inside it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_object = False
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
+        self.maxdeque, self.maxlong = 12, 100
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 4096:  # Python writes no more than 4,300 digits
+            return f"<int of {x.bit_length()} bits>"
+        return super().repr_int(x, level)
+
+    def repr_slice(self, x: slice, level: int) -> str:
+        return f"slice{self.repr_tuple((x.start, x.stop, x.step), level)}"
+
+    def repr_ObjectView(self, x: ObjectView, level: int) -> str:  # noqa: N802
+        attributes = x.attributes
+        if self._in_object or not 0 < len(attributes) + len(x.parts) <= _MOST_ATTRIBUTES:
+            return f"<object of {x.cls!r} with {_count(attributes, 'attribute')}>"
+        self._in_object = True
+        shown = [self.repr1(part, level - 1) for part in x.parts]
+        for name, value in attributes.items():
+            known = name if name.isidentifier() else repr(name)
+            shown.append(f"{known}={self.repr1(value, level - 1)}")
+        self._in_object = False
+        return f"{_name_of(x.cls)}({', '.join(shown)})"
+
+    def repr1(self, x: Any, level: int) -> str:
+        return (_tell_shape(x) if self._in_object else None) or super().repr1(x, level)
+
+    def _repr_kind_of_dict(self, x: dict[object, object], level: int) -> str:
+        return f"{type(x).__name__}({self.repr_dict(x, level)})"
+
+    repr_OrderedDict = repr_defaultdict = repr_Counter = _repr_kind_of_dict  # noqa: N815

@@ -17,20 +17,22 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, NoReturn, cast
 
 import msgspec
 
-from tripwire.errors import CannotReplay, TripwireError
+from tripwire.errors import FLAG, CannotReplay, Kind, TripwireError, check_kinds
 from tripwire.recording.capture.origin import Patch, applied
 from tripwire.recording.capture.outcomes import (
     Replayed,
     describe_error,
     describe_result,
     entered,
+    is_same,
     tell_redacted,
 )
-from tripwire.recording.capture.record import SHOWN
+from tripwire.recording.capture.record import SHOWN, check_path
 from tripwire.recording.capture.shelf import Shelf
 from tripwire.recording.capture.wrapped import build_generator, is_generator, restore_generator
 from tripwire.recording.format import nodes
@@ -214,12 +216,20 @@ def _reserve_hook_ids(taken: Iterable[int]) -> None:
         RemovableHandle.next_id = max(RemovableHandle.next_id, highest + 1)
 
 
+_KINDS: dict[str, Kind] = {
+    "trust": FLAG,
+    "backend": ((str, Callable, NoneType), "a back end's name, a callable or None"),
+}
+
+
 def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | None = None) -> Any:
     """Run a record's call again: returns what it returns, raises what it raises.
 
     trust: must be True, since the code in the record runs.
     backend: compile it with this back end; "none" runs it as plain Python.
     """
+    check_path(path)
+    check_kinds({"trust": trust, "backend": backend}, _KINDS)
     check_trust(trust)
     with rebuilding(path) as call:
         if call.manifest.redacted:
@@ -228,12 +238,15 @@ def replay(path: str | os.PathLike[str], *, trust: bool = False, backend: str | 
 
 
 def find_outcome(path: str | os.PathLike[str]) -> Outcome:
-    """Run a trusted record's call, and say how it ended."""
+    """Run a trusted record's call, and say how it ended. Raises CannotReplay where it can't run."""
     with rebuilding(path) as call:
         try:
             result = call.prepare()()
         except Exception as error:
-            return describe_error(error, call.target)
+            outcome = describe_error(error, call.target)
+            if isinstance(error, CannotReplay) and not is_same(call.manifest.outcome, outcome):
+                raise
+            return outcome
         return describe_result(result)
 
 
@@ -244,8 +257,9 @@ def _replay_and_tell(path: str) -> Replayed:
     """Replay a record that this user's own process wrote a moment ago."""
     try:
         outcome = find_outcome(path)
-    except TripwireError as error:  # it can't even be built
-        return Replayed(None, str(error))
+    except TripwireError as error:
+        why = str(error).removesuffix(f" [{error.slug}]").partition("\n")[0]
+        return Replayed(None, why.rstrip("."))
     torch = sys.modules.get("torch")
     return Replayed(outcome, "", "" if torch is None else str(torch.__version__))
 

@@ -9,34 +9,34 @@ from __future__ import annotations
 
 import base64
 import os
-import reprlib
 import textwrap
 import zlib
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tripwire.recording.capture.outcomes import tell_outcome, tell_redacted
 from tripwire.recording.capture.record import ExecutionRecord, load_record
 from tripwire.recording.format.file import Record
 from tripwire.recording.format.manifest import Manifest, printable
+from tripwire.recording.format.views import in_short
 from tripwire.recording.replay.script import Unwritable, wrap_literal, write_script
 
 # --- in a terminal ---
 
 
 def print_record(record: ExecutionRecord, source: bool = False) -> None:
-    """Print what is in a record."""
+    """Print what is in a record. Long lines stay whole: a terminal breaks them, a file needn't."""
     console = Console(soft_wrap=True, highlight=False)
     manifest = record.manifest
     for line in _describe_content(manifest):
         console.print(_text(line))
     where = manifest.function
     console.print(Text(printable(where.name), "bold"), "at", _text(f"{where.file}:{where.line}"))
-    console.print(_facts(record))
+    _print_rows(console, _facts(record))
     tables: dict[str, dict[str, Any]] = {
         "arguments": record.locals,
         "globals": record.globals,
@@ -45,7 +45,9 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
     }
     for title, names in tables.items():
         if names:
-            console.print(_variables(title, names))
+            console.print(Text(title, "italic"))
+            shown = {f" {name}": in_short(value) for name, value in names.items()}
+            _print_rows(console, shown)
     for omission in manifest.omissions:
         console.print(_text(f"left out: {omission.what}: {omission.why}"))
     if source:
@@ -53,6 +55,8 @@ def print_record(record: ExecutionRecord, source: bool = False) -> None:
             console.print()
             console.print(_text(f"--- {file}"))
             console.print(Text(printable(text, keep="\n\t")), end="")
+        if not record.sources:
+            console.print("\nThe record has no source: none was found, or it isn't what ran.")
 
 
 def _describe_content(manifest: Manifest) -> list[str]:
@@ -65,12 +69,19 @@ def _describe_content(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _facts(record: ExecutionRecord) -> Table:
+def _print_rows(console: Console, rows: dict[str, str]) -> None:
+    """Names and what they are; the latter begin in one column."""
+    named = [(printable(name), printable(value)) for name, value in rows.items()]
+    width = max(cell_len(name) for name, _ in named)
+    for name, value in named:
+        console.print(Text(f"{set_cell_size(name, width)}  {value}"))
+
+
+def _facts(record: ExecutionRecord) -> dict[str, str]:
     manifest = record.manifest
-    table = Table.grid(padding=(0, 2))
     rows = {
         "outcome": tell_outcome(manifest.outcome),
-        "verdict": f"{manifest.verdict.outcome} {manifest.verdict.text}".strip(),
+        "verdict": ": ".join(filter(None, (manifest.verdict.outcome, manifest.verdict.text))),
         "compiled": _compiled(record),
         "written": manifest.created,
         "python": f"{manifest.python.version} ({manifest.platform})",
@@ -79,10 +90,7 @@ def _facts(record: ExecutionRecord) -> Table:
         ),
         "tensors kept": manifest.policy,
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, _text(value))
-    return table
+    return {name: value for name, value in rows.items() if value}
 
 
 def _text(text: str) -> Text:
@@ -98,46 +106,6 @@ def _compiled(record: ExecutionRecord) -> str:
     if compiled is None:
         return ""
     return f"back end {compiled.backend}" + (", fullgraph" if compiled.fullgraph else "")
-
-
-def _variables(title: str, names: dict[str, object]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    for name, value in names.items():
-        table.add_row(_text(name), _text(in_short(value)))
-    return table
-
-
-def in_short(value: object) -> str:
-    """A value in one line."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and hasattr(value, "dtype"):
-        return f"{value.dtype} {tuple(shape)}".removeprefix("torch.")
-    text = " ".join(_Short().repr(value).split())
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-class _Short(reprlib.Repr):
-    """A few items of a few levels: a whole repr may be too deep, or never end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
-        self.maxdeque, self.maxlong = 12, 100
-        self.maxstring = self.maxother = 100
-
-    def repr_int(self, x: int, level: int) -> str:
-        if x.bit_length() > 4096:  # Python writes no more than 4,300 digits
-            return f"<int of {x.bit_length()} bits>"
-        return super().repr_int(x, level)
-
-    def repr_slice(self, x: slice, level: int) -> str:
-        return f"slice{self.repr_tuple((x.start, x.stop, x.step), level)}"
-
-    def _repr_kind_of_dict(self, x: dict[object, object], level: int) -> str:
-        return f"{type(x).__name__}({self.repr_dict(x, level)})"
-
-    repr_OrderedDict = repr_defaultdict = repr_Counter = _repr_kind_of_dict  # noqa: N815
 
 
 # --- as a script ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 import tripwire
 from tripwire.recording.capture.record import load_record
 from tripwire.recording.format.manifest import Returned
+from tripwire.recording.replay.show import write_repro
 
 OFFSET = torch.tensor([10.0])
 
@@ -402,6 +404,40 @@ def test_a_block_at_module_level_is_recorded(tmp_path) -> None:
     check_reproduces(path)
     assert raised_in(path).line == 12
     assert raised_in(path).message == "[3.0, 3.0, 3.0]"
+
+
+def run_cell(text: str, **space: object) -> Exception:
+    """Run a cell of a notebook, which must raise."""
+    lines = text.splitlines(keepends=True)
+    linecache.cache[CELL] = (len(text), None, lines, CELL)
+    return fail(lambda: exec(compile(text, CELL, "exec"), {"tripwire": tripwire, **space}))
+
+
+CELL = "<ipython-input-1>"
+
+
+@pytest.mark.parametrize("header", ["", "torch.no_grad(), "])
+@pytest.mark.parametrize("body", ["y = x * 2; y.reshape(3)", "\n    y = x * 2\n    y.reshape(3)\n"])
+def test_a_block_in_the_first_line_of_a_cell_is_recorded(header, body, tmp_path) -> None:
+    text = f"with {header}tripwire.record_block(path):{body}"
+    error = run_cell(text, path=tmp_path, x=torch.ones(2), torch=torch)
+    record = check_reproduces(only(tmp_path))
+    assert raised_in(only(tmp_path)).message == str(error)
+    assert raised_in(only(tmp_path)).line == len(text.splitlines())
+    assert "y = x * 2" in record.sources[f"<block in {CELL}>"]
+    script, why = write_repro(only(tmp_path))
+    assert why == ""
+    compile(script, "script", "exec")
+    assert not run_elsewhere("-c", script, cwd=tmp_path, code=1).stdout
+
+
+def test_a_block_in_the_first_line_before_other_managers_needs_a_line_above(tmp_path) -> None:
+    text = "with tripwire.record_block(path), torch.no_grad():\n    y = 1\n    y / 0\n"
+    refused = run_cell(text, path=tmp_path, torch=torch)
+    assert "Put an empty line above it" in str(refused)
+    run_cell(f"\n{text}", path=tmp_path, torch=torch)
+    check_reproduces(only(tmp_path))
+    assert raised_in(only(tmp_path)).line == 4
 
 
 def test_a_program_whose_source_nobody_has_is_refused_clearly() -> None:

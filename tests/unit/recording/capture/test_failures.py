@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from cornershop.cases import CASES
 from replaying import check_reproduces, fail, only, raised_in, run_elsewhere
 from support import Nameless, Unnamed
 from torch.overrides import TorchFunctionMode
 
 import tripwire
+from tripwire.cli import main
 from tripwire.recording.capture.record import load_record
 
 HERE = Path(__file__).parents[1]
@@ -150,8 +152,30 @@ def test_the_verdict_of_a_record_that_shows_something_else_is_differs(
     error = fail(tripwire.record_on_error(tmp_path)(name_process))
     verdict = load_record(only(tmp_path)).manifest.verdict
     assert verdict.outcome == "differs"
-    assert "replayed to RuntimeError: process" in verdict.text
+    assert verdict.text.startswith("the replay raised RuntimeError: process")
     assert str(error) == f"process {os.getpid()}"
+
+
+LOCK = threading.Lock()
+
+
+def test_the_note_and_the_verdict_say_if_the_replay_cannot_run(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("TRIPWIRE_RECORD_CHECK")
+
+    def locked(x):
+        with LOCK:
+            raise ValueError(x)
+
+    (note,) = fail(tripwire.record_on_error(tmp_path)(locked), 1).__notes__
+    verdict = load_record(only(tmp_path)).manifest.verdict
+    assert verdict.text.startswith("the replay can't run: The call uses a _thread.lock that")
+    assert not verdict.text.endswith("]")
+    assert note.startswith(f"tripwire recorded this call, but {verdict.text}")
+    assert note.endswith(f"tripwire show {only(tmp_path)}")
+    done = CliRunner().invoke(main, ["replay", str(only(tmp_path)), "--trust"])
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: The call uses a _thread.lock")
+    assert len(done.output.splitlines()) == 1
 
 
 def test_a_check_that_cannot_be_made_says_so(monkeypatch, tmp_path) -> None:
@@ -190,6 +214,11 @@ def test_a_path_that_ends_in_rec_is_the_file(tmp_path) -> None:
     fail(recorded, "b")
     assert load_record(path).args == ("a",)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_path_with_any_other_ending_is_a_folder(tmp_path) -> None:
+    path = tripwire.record_call(tmp_path / "x.txt", check=False)(halve, 2)
+    assert path == tmp_path / "x.txt" / "halve_call_0.rec"
 
 
 def test_packages_are_those_that_are_loaded(monkeypatch, tmp_path) -> None:

@@ -78,6 +78,21 @@ def test_a_replay_may_use_another_back_end(tmp_path) -> None:
     assert isinstance(error, tripwire.BadOption)
 
 
+@pytest.mark.parametrize(
+    "options", [{"trust": "no"}, {"trust": [1]}, {"trust": True, "backend": []}], ids=str
+)
+def test_an_option_of_another_kind_is_refused_before_anything_runs(options, tmp_path) -> None:
+    path = tripwire.record_call(tmp_path, check=False)(scale, torch.ones(1))
+    assert isinstance(fail(tripwire.replay, path, **options), tripwire.BadOption)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x.rec", ["x.rec"]], ids=str)
+def test_what_is_no_path_is_refused_with_its_name(path) -> None:
+    for error in (fail(tripwire.load_record, path), fail(tripwire.replay, path, trust=True)):
+        assert isinstance(error, tripwire.BadOption)
+        assert f"path is {path!r}" in str(error)
+
+
 def test_a_compiled_function_that_is_a_part_of_the_call_is_compiled_again(tmp_path) -> None:
     inner = tripwire.compile(scale, fullgraph=True)
     module = tripwire.compile(nn.Linear(2, 2))
@@ -180,6 +195,12 @@ def test_record_last_without_a_failure_says_so(tmp_path) -> None:
     error = fail(tripwire.record_last, tmp_path)
     assert isinstance(error, tripwire.CannotReplay)
     assert error.slug == "nothing-failed"
+
+
+def test_record_last_with_a_wrong_path_leaves_the_call_to_be_recorded(tmp_path) -> None:
+    fail(tripwire.compile(reshape), torch.ones(2), 5)
+    assert isinstance(fail(tripwire.record_last, 3), tripwire.BadOption)
+    check_reproduces(tripwire.record_last(tmp_path))
 
 
 def test_record_last_writes_an_armed_call_again(tmp_path) -> None:
