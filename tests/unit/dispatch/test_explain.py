@@ -333,5 +333,5 @@ def test_a_condition_about_a_size_names_what_the_user_passed() -> None:
     for count, step in ((3, 1), (4, 2), (5, 3), (8, 2), (4, 9)):
         fast(torch.ones(count), step)
     told = str(tripwire.explain(fast))
-    assert "L['x'].shape[0] <= 5, found that it does not hold" in told
-    assert "L['step'] <= 3, found that it does not hold" in told
+    assert "L['x'].shape[0] <= 5 doesn't hold" in told
+    assert "L['step'] <= 3 doesn't hold" in told

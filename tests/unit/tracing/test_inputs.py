@@ -93,7 +93,7 @@ def test_keys_that_cant_be_printed_change_nothing() -> None:
     found = tripwire.explain(compiled)
     sources = [wire.source for wire in found.entries[0].wires]
     assert any("L['table'][<test_inputs.Unspeakable object at" in source for source in sources)
-    assert "L['table']: expected keys [<test_inputs.Unspeakable object at" in str(found)
+    assert "L['table']: keys [<test_inputs.Unspeakable object at" in str(found)
     with pytest.raises(ValueError, match="^1$"):
         tripwire.compile(fails, backend="eager")({key: torch.ones(2)})
 
