@@ -45,7 +45,8 @@ from tripwire.values.classes import (
 
 _PRINTS = Refuse(
     "prints",
-    "writes output, and compiled code wouldn't write it again. Print outside the traced function.",
+    "writes output here in a way that compiled code can't repeat. Call `print(...)` by its own "
+    "name, which compiled code repeats, or write outside the traced function.",
 )
 _WARNS = Refuse(
     "warns", "warns, and compiled code wouldn't warn again. Warn outside the traced function."
@@ -124,7 +125,7 @@ _UNKNOWN = Refuse(
 
 LOGS = Refuse(
     "logs",
-    "a logger writes a message here, and compiled code wouldn't write it again. Log outside the "
+    "a logger writes a message here in a way that compiled code can't repeat. Log outside the "
     "traced function, or raise the logger's level.",
 )
 
