@@ -16,11 +16,17 @@ from tripwire import telemetry
 from tripwire.dispatch.compiled import find_calls, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
+from tripwire.dispatch.pipeline import check_drawn
 from tripwire.dispatch.tally import Saving
 from tripwire.env import is_library_file
 from tripwire.errors import BadOption
 from tripwire.redaction import Redactor
-from tripwire.tracing import Refusal, Trace, Tracer
+from tripwire.rulebook.purity import DRAWS
+from tripwire.rulebook.refusals import Refused
+from tripwire.tracing import Refusal, Run, Trace, Tracer
+from tripwire.tracing.open.draws import CAN_DRAW
+from tripwire.tracing.open.opening import Opening
+from tripwire.tracing.session import TOLD
 from tripwire.values.classes import short_name_of
 from tripwire.values.contents import name_callable
 
@@ -289,6 +295,7 @@ class Preview:
     refusal: RefusalView | None
     reads: tuple[Row, ...]
     own: tuple[Row, ...]  # those that a line of the user's names
+    draws: tuple[str, ...]  # random numbers that compiled code draws again on each call
     result: object
 
     def data(self) -> dict[str, Any]:
@@ -298,6 +305,7 @@ class Preview:
             "ops": None if self.trace is None else self.trace.statistics().ops,
             "branches": [] if self.trace is None else list(map(str, self.trace.branches)),
             "effects": [] if self.trace is None else list(map(str, self.trace.effects)),
+            "draws": list(self.draws),
             "refusal": None if self.refusal is None else asdict(self.refusal),
             "reads": [list(row) for row in self.reads],
         }
@@ -311,6 +319,7 @@ class Preview:
         lines = [f"{self.name} can be captured: {ops} ops, {len(self.reads)} reads"]
         lines += [f"  holds for {branch}" for branch in self.trace.branches]
         lines += [f"  repeats the write of {effect}" for effect in self.trace.effects]
+        lines += [f"  draws {one} again on each call" for one in self.draws]
         rows = list(dict.fromkeys(self.own))[:_SHOWN]
         lines += _table(rows)
         lines += _rest(len(self.reads) - len(rows), rows, "reads (.reads)")
@@ -335,12 +344,18 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
             f"preview takes a function or a module, not {short_name_of(type(target))}.",
             slug="not-callable",
         )
-    run = Tracer().run(target, args, kwargs, complete=True)
+    # What `compile` leaves open once a run has drawn it.
+    run = Tracer().run(target, args, kwargs, complete=True, opening=Opening(draws=CAN_DRAW))
     name = name_callable(target, "__qualname__")
     redactor = Redactor()
-    if run.trace is None:
-        assert run.refusal is not None
-        return Preview(name, None, _describe(run.refusal, 1, redactor), (), (), run.result)
+    refusal = _find_refusal(run)
+    if run.trace is None or refusal is not None:
+        assert refusal is not None
+        return Preview(name, None, _describe(refusal, 1, redactor), (), (), (), run.result)
+    draws: tuple[str, ...] = ()
+    if run.trace.shadow is not None:
+        draws = tuple(redactor.clean(str(one)) for one in run.trace.shadow.drawn.values())
+        run.trace.shadow.forget()
     rows = [
         WireView(
             redactor.clean(str(read.source)),
@@ -352,4 +367,17 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
     ]
     reads = tuple((row.source, row.seen, row.place.rpartition("/")[2]) for row in rows)
     own = tuple(map(_wire_row, sorted(filter(_is_users, rows), key=_line_of)))
-    return Preview(name, run.trace, None, reads, own, run.result)
+    return Preview(name, run.trace, None, reads, own, draws, run.result)
+
+
+def _find_refusal(run: Run) -> Refusal | None:
+    """Why `compile` would refuse a run in which draws are open."""
+    if run.trace is None:
+        if run.refusal is not None and run.refusal.slug == TOLD:  # then no draw is left open
+            return Refusal(DRAWS.slug, DRAWS.reason, run.refusal.where)
+        return run.refusal
+    try:
+        check_drawn(run.trace)
+    except Refused as refused:
+        return refused.refusal
+    return None

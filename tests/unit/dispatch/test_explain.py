@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import tripwire
 from tripwire import telemetry
+from tripwire.tracing.open.draws import CAN_DRAW
 from tripwire.writes.sentry import IS_COMPILED
 
 tell = print  # under another name a compiled call doesn't print it: it is refused
@@ -203,6 +207,37 @@ def test_a_preview_says_why_a_call_would_be_refused(capsys) -> None:
     assert found.refusal.slug == "prints"
     assert "would run as plain Python" in str(found)
     assert found.data()["refusal"]["slug"] == "prints"
+
+
+OWN = random.Random(5)
+DRAWING: dict[str, tuple[Any, str | None, str]] = {
+    "random": (lambda x: x * random.random(), None, "random.random()"),
+    "randint": (lambda x: x * random.randint(0, 5), None, "random.randrange(6)"),
+    "choice": (lambda x: x * random.choice([1, 2, 3]), None, "random.randrange(3)"),
+    "gauss": (lambda x: x * random.gauss(0, 1), None, "random.gauss(0, 1)"),
+    "NumPy's": (lambda x: x * np.random.rand(), None, "numpy.random.rand()"),
+    "an own gauss": (lambda x: x * OWN.gauss(0, 1), "python-random", "`random.gauss` draws"),
+    "an array": (lambda x: x + float(np.random.rand(2)[0]), "numpy-random",
+                 "`numpy.random.rand` draws"),
+    "a text": (lambda x: x * len(f"{random.random()}"), "python-random", "becomes part"),
+    "a type": (lambda x: x if type(random.random()) is float else -x, "python-random", "`random`"),
+    "many ways": (lambda x: random.shuffle([x, 1, 2, 3, 4]) or x, "python-random", "8 ways"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="tripwire's C modules aren't built")
+@pytest.mark.parametrize(("fn", "slug", "told"), DRAWING.values(), ids=DRAWING)
+def test_a_preview_says_of_draws_what_compiling_does(fn, slug, told) -> None:
+    seen = tripwire.preview(fn, X)
+    compiled = tripwire.compile(fn, backend="eager")
+    for _ in range(12):
+        compiled(X)
+    found = {refusal.slug for refusal in tripwire.explain(compiled).refusals}
+    assert found == ({slug} if slug else set())
+    assert (seen.refusal.slug if seen.refusal else None) == slug
+    assert (compiled.statistics().hits == 0) is (slug is not None)
+    assert told in (seen.refusal.reason if seen.refusal else seen.draws)
+    assert told in str(seen)
 
 
 def test_a_preview_of_something_compiled_runs_the_original_and_leaves_the_compiled_alone() -> None:
