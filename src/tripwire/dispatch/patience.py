@@ -422,6 +422,10 @@ class Inner:
     def __len__(self) -> int:
         return len(self._compiled)
 
+    def list(self) -> tuple[Callable[..., Any], ...]:
+        """What is called for each of them."""
+        return tuple(compiled for _, compiled in self._compiled)
+
     def compile(
         self,
         modules: Iterable[nn.Module],

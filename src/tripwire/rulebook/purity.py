@@ -69,7 +69,7 @@ _SOCKET = Refuse(
 _PYTHON_RANDOM = Refuse(
     "python-random",
     "draws from, makes or seeds a random generator that isn't torch's, in a way that compiled code "
-    "can't repeat. It repeats draws of `random`, and of generators that globals or attributes hold. "
+    "can't repeat. It repeats draws of `random` and of generators that globals or attributes hold. "
     "Draw with torch, or outside the traced function.",
 )
 _NUMPY_RANDOM = Refuse(

@@ -99,11 +99,86 @@ def test_an_explanation_prints_what_the_users_lines_read_and_counts_the_rest() -
     own = [line for line in lines if line.startswith("    ") and "test_explain.py:" in line]
     assert any("C['width']" in line for line in own)
     assert any("C['table']" in line for line in own)
-    numbers = [int(line.partition("test_explain.py:")[2].partition(":")[0]) for line in own]
-    assert numbers == sorted(numbers)
+    shown = [line.split()[0] for line in own]
+    assert shown[0] == "G['nn']"
+    assert shown.index("C['width']") < shown.index("C['table']")
     assert not [line for line in lines if "['Tensor'].__" in line]
     wires = tripwire.explain(compiled).entries[0].wires
     assert f"    ... and {len(wires) - len(own)} more wires (.entries[i].wires)" in lines
+
+
+def test_what_the_users_line_names_is_shown_before_what_it_leads_to() -> None:
+    compiled = tripwire.compile(Outer(nn.Linear(4, 2)), backend="eager")
+    compiled(X)
+    lines = [line.split()[0] for line in str(tripwire.explain(compiled)).splitlines()]
+    found = [line for line in lines if line.startswith(("L[", "T["))]
+    assert found[:3] == ["L['self'].inner", "L['self'].inner.weight", "L['self'].inner.bias"]
+    hidden = [line.startswith("T[") or "._" in line for line in found]
+    assert hidden == sorted(hidden)
+
+
+def test_equal_lines_are_shown_once() -> None:
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    compiled = tripwire.compile(step, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2, 3))
+    told = str(tripwire.explain(compiled))
+    entries = len(tripwire.explain(compiled).entries)
+    assert told.count("holds for grad(") <= 4 * entries
+    assert "more of grad() there (.entries[i].summary.branches)" in told
+
+
+def test_a_write_that_retires_several_entries_is_shown_once() -> None:
+    net = Net()
+    compiled = tripwire.compile(net, dynamic=False, backend="eager")
+    for size in (2, 3, 4):
+        compiled(torch.ones(size))
+    net.scale = 3.0
+    compiled(torch.ones(2))
+    found = tripwire.explain(compiled)
+    assert len(found.retirements) == 3
+    told = str(found)
+    retired = told[told.index("  retired:") : told.index("  compiles:")]
+    assert retired.count("L['self'].scale: 2.0 → 3.0") == 1
+    assert retired.endswith(" ×3\n")
+
+
+def test_modules_that_are_compiled_on_their_own_are_listed_with_their_hits() -> None:
+    class Timed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.head = nn.Linear(4, 2)  # without parts, so it stays as it is
+
+        def forward(self, x):
+            tell("")
+            return self.head(self.body(x))
+
+    compiled = tripwire.compile(Timed(), backend="eager")
+    for _ in range(12):
+        compiled(X)
+    found = tripwire.explain(compiled)
+    (inner,) = found.modules
+    assert (inner.name, inner.calls, inner.hits, inner.entries) == ("Timed.Sequential", 9, 8, 1)
+    told = str(found)
+    assert "inside:\n    Timed.Sequential: 9 calls, 8 hits, 1 entry" in told
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="tripwire's C modules aren't built")
+def test_a_compile_without_an_entry_says_so() -> None:
+    compiled = tripwire.compile(lambda x: x * random.random(), backend="eager")
+    for _ in range(4):
+        compiled(X)
+    first, second = str(tripwire.explain(compiled)).splitlines()[-2:]
+    assert first.endswith("no entry: a later trace leaves something else open")
+    assert "no entry" not in second
 
 
 def test_a_wire_on_a_closure_tells_the_line_that_uses_it() -> None:
@@ -157,7 +232,12 @@ def test_an_explanation_is_plain_data_text_and_html() -> None:
     data = json.loads(json.dumps(found.data()))
     assert data["hits"] == 1
     text = str(found)
-    for line in ("3 calls: 1 hits, 2 traced", "entry 0: in use", "retired:", "compiles:"):
+    for line in (
+        "3 calls: 1 hit, 2 traced, 2 entries, 1 retirement",
+        "entry 0: in use",
+        "retired:",
+        "compiles:",
+    ):
         assert line in text
     assert found._repr_html_().startswith("<pre>")
 
