@@ -527,7 +527,8 @@ class Pipeline(Struct, frozen=True):
         reason = self._explain_failure(error)
         self.teller.count_refusal(Refusal("backend-failed", reason))
         tell_failure(error)
-        self.teller.warn_once("%s The graph runs uncompiled.", reason)
+        end = "" if reason.endswith((".", "!", "?")) else "."
+        self.teller.warn_once("%s%s The graph runs uncompiled.", reason, end)
 
     # --- the first run ---
 
