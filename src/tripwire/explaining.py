@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ParamSpec
 
@@ -16,11 +18,17 @@ from tripwire import telemetry
 from tripwire.dispatch.compiled import find_calls, find_dispatcher
 from tripwire.dispatch.dispatcher import Dispatcher
 from tripwire.dispatch.entry import Entry, Summary, Wire
+from tripwire.dispatch.pipeline import check_drawn
 from tripwire.dispatch.tally import Saving
 from tripwire.env import is_library_file
 from tripwire.errors import BadOption
 from tripwire.redaction import Redactor
-from tripwire.tracing import Refusal, Trace, Tracer
+from tripwire.rulebook.purity import DRAWS
+from tripwire.rulebook.refusals import Refused
+from tripwire.tracing import Refusal, Run, Trace, Tracer
+from tripwire.tracing.open.draws import CAN_DRAW
+from tripwire.tracing.open.opening import Opening
+from tripwire.tracing.session import TOLD
 from tripwire.values.classes import short_name_of
 from tripwire.values.contents import name_callable
 
@@ -71,6 +79,23 @@ class CompileView:
     phases: dict[str, int]
     reason: str
     refusal: str
+    made_entry: bool | None  # None: a thread may still make it
+
+
+@dataclass(frozen=True, slots=True)
+class InnerView:
+    """A module inside a refused callable that is compiled on its own."""
+
+    name: str
+    calls: int
+    hits: int
+    entries: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {_count(self.calls, 'call')}, {_count(self.hits, 'hit')}, "
+            f"{_count(self.entries, 'entry')}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +113,7 @@ class Explanation:
     refusals: tuple[RefusalView, ...]
     closed: tuple[str, ...]  # what varies and isn't left open, with the line that needed its value
     resting: tuple[str, ...]  # why calls run as plain Python for now, and when they are tried again
+    modules: tuple[InnerView, ...]  # compiled on their own, since calls were refused
     compiles: tuple[CompileView, ...]
 
     def data(self) -> dict[str, Any]:
@@ -103,18 +129,19 @@ class Explanation:
     def _lines(self) -> list[str]:
         lines = [
             f"{self.name}{f' at {self.place}' if self.place else ''}",
-            f"  {self.calls} calls: {self.hits} hits, {self.traces} traced, "
-            f"{len(self.entries)} entries, {len(self.retirements)} retirements",
+            f"  {_count(self.calls, 'call')}: {_count(self.hits, 'hit')}, {self.traces} traced, "
+            f"{_count(len(self.entries), 'entry')}, {_count(len(self.retirements), 'retirement')}",
         ]
         if self.saved_us is not None:
             lines.append(f"  {_saved(self.saved_us)}, estimated: see each entry")
         for entry in self.entries:
             lines += _entry_lines(entry)
         lines += _block("varies, but isn't left open", list(self.closed))
-        lines += _block("retired", list(self.retirements))
+        lines += _block("retired", _each_once(self.retirements))
         for refusal in self.refusals:
             lines += _refusal_lines(refusal)
         lines += _block("runs as plain Python for now", list(self.resting))
+        lines += _block("compiled on their own inside", list(map(str, self.modules)))
         lines += _block("compiles", [_compile_line(one) for one in self.compiles])
         return lines
 
@@ -122,24 +149,64 @@ class Explanation:
 def _entry_lines(entry: EntryView) -> list[str]:
     made = entry.summary
     lines = [
-        f"  entry {entry.number}: {entry.state}, {entry.hits} hits; {made.ops} ops, "
-        f"{made.inputs} inputs, {made.guards} guards, {len(entry.wires)} wires"
+        f"  entry {entry.number}: {entry.state}, {_count(entry.hits, 'hit')}; "
+        f"{_count(made.ops, 'op')}, {_count(made.inputs, 'input')}, "
+        f"{_count(made.guards, 'guard')}, {_count(len(entry.wires), 'wire')}"
     ]
     if entry.saving is not None:
         lines.append(f"    {_saving_line(entry.saving)}")
-    lines += [f"    holds for {branch}" for branch in made.branches]
+    lines += [f"    {line}" for line in _branch_lines(made.branches)]
     lines += [f"    open: {', '.join(made.open)}"] if made.open else []
     lines += [f"    {decision}" for decision in made.decisions]
     lines += [f"    repeats the write of {effect}" for effect in made.effects]
     # A name that the user's code reads tells more than what torch's own code reads below it.
-    own = sorted(filter(_is_users, entry.wires), key=_line_of)
-    rows = list(dict.fromkeys(map(_wire_row, own)))[:_SHOWN]
-    rest = _rest(len(entry.wires) - len(rows), rows, "wires (.entries[i].wires)")
+    rows = _own_rows(entry.wires)[:_SHOWN]
+    rest = _rest(len(entry.wires) - len(rows), rows, "wire", ".entries[i].wires")
     return lines + [f"  {line}" for line in (*_table(rows), *rest)]
 
 
-def _rest(number: int, rows: list[Row], what: str) -> list[str]:
-    return [f"  ... and {number} {'more ' if rows else ''}{what}"] if number else []
+def _count(number: int, noun: str) -> str:
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else many}"
+
+
+def _each_once(lines: Iterable[str]) -> list[str]:
+    """Equal lines once, with how many there were."""
+    return [f"{line} ×{n}" if n > 1 else line for line, n in Counter(lines).items()]
+
+
+def _branch_lines(branches: Iterable[str]) -> list[str]:
+    """What an entry holds for: of many that one line asks for alike, the first."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for branch in dict.fromkeys(branches):
+        asks, _, place = branch.partition("(")[0], *branch.rpartition(" at ")[1:]
+        alike[asks, place].append(branch)
+    lines = []
+    for (asks, _), found in alike.items():
+        shown = found if len(found) <= _ALIKE else found[:1]
+        lines += [f"holds for {branch}" for branch in shown]
+        if len(shown) < len(found):
+            more = f"{len(found) - 1} more of {asks}()"
+            lines.append(f"  ... and {more} there (.entries[i].summary.branches)")
+    return lines
+
+
+def _rest(number: int, rows: list[Row], noun: str, where: str) -> list[str]:
+    more = "more " if rows else ""
+    return [f"  ... and {_count(number, f'{more}{noun}')} ({where})"] if number else []
+
+
+def _own_rows(wires: Iterable[WireView]) -> list[Row]:
+    """What the user's lines read: first what they name, then what that leads to, torch's last."""
+    own = sorted(filter(_is_users, wires), key=lambda wire: (_rank(wire), *_line_of(wire)))
+    return list(dict.fromkeys(map(_wire_row, own)))
+
+
+def _rank(wire: WireView) -> int:
+    name = (_NAMES.findall(wire.source) or [""])[-1]
+    if name.startswith("_") or wire.source.startswith(("T[", "G[torch")):
+        return 2
+    return 0 if name in _NAMES.findall(wire.text) else 1
 
 
 def _is_users(wire: WireView) -> bool:
@@ -152,6 +219,8 @@ def _line_of(wire: WireView) -> tuple[str, int]:
 
 
 _SHOWN = 12
+_ALIKE = 3  # branches of one kind at one line that are all shown
+_NAMES = re.compile(r"[^\W\d]\w*")
 
 
 def _wire_row(wire: WireView) -> Row:
@@ -169,11 +238,18 @@ def _saved(us: float) -> str:
 
 
 def _saving_line(saving: Saving) -> str:
+    """A hit beside the plain call, of which only torch's calls are known (see `Saving`)."""
+    most, least = saving.torch_ns, saving.torch_ns - saving.once_ns
+    if saving.ns > 0:
+        plain = f"at least {least / 1000:.1f} us"
+    elif saving.ns < 0:
+        plain = f"at most {most / 1000:.1f} us"
+    else:
+        plain = f"between {least / 1000:.1f} and {most / 1000:.1f} us"
     return (
-        f"{_saved(saving.ns / 1000)}, estimated from the first {saving.timed} hits: {saving.hits} "
-        f"hits x ({saving.torch_ns / 1000:.1f} us in the observed run's torch calls, of which "
-        f"{saving.once_ns / 1000:.1f} ran once and may have been slow, - "
-        f"{saving.hit_ns / 1000:.1f} us a hit)"
+        f"{_saved(saving.ns / 1000)} in {_count(saving.hits, 'hit')}: one takes "
+        f"{saving.hit_ns / 1000:.1f} us, and its torch calls in plain Python {plain} (estimated "
+        f"from {saving.timed} hits)"
     )
 
 
@@ -189,7 +265,9 @@ def _compile_line(one: CompileView) -> str:
     phases = ", ".join(f"{name} {us / 1000:.1f}" for name, us in one.phases.items())
     why = f"; because {one.reason}" if one.reason else ""
     refused = f"; refused: {one.refusal}" if one.refusal else ""
-    return f"{one.number}: {one.duration / 1000:.1f} ms ({phases}){why}{refused}"
+    is_void = one.made_entry is False and not one.refusal
+    none = "; no entry: a later trace leaves something else open" if is_void else ""
+    return f"{one.number}: {one.duration / 1000:.1f} ms ({phases}){why}{refused}{none}"
 
 
 def _block(title: str, lines: list[str]) -> list[str]:
@@ -231,8 +309,18 @@ def _explain(dispatcher: Dispatcher) -> Explanation:
             redactor.clean(f"{refusal} [{refusal.slug}]: tried again in {math.ceil(seconds)} s")
             for refusal, seconds in dispatcher.rests
         ),
-        compiles=_find_compiles(-1 if callee is None else callee.frame_id, redactor),
+        modules=tuple(_view_modules(dispatcher)),
+        compiles=_find_compiles(
+            -1 if callee is None else callee.frame_id, dispatcher.options.background, redactor
+        ),
     )
+
+
+def _view_modules(dispatcher: Dispatcher) -> Iterator[InnerView]:
+    for inner in dispatcher.inner:
+        known = inner.statistics()
+        yield InnerView(inner.name, known.calls, known.hits, len(inner.entries))
+        yield from _view_modules(inner)
 
 
 def _view(number: int, entry: Entry, redactor: Redactor) -> EntryView:
@@ -263,7 +351,9 @@ def _describe(refusal: Refusal, count: int, redactor: Redactor) -> RefusalView:
     return RefusalView(refusal.slug, redactor.clean(refusal.reason), where, text, count)
 
 
-def _find_compiles(frame_id: int, redactor: Redactor) -> tuple[CompileView, ...]:
+def _find_compiles(
+    frame_id: int, in_background: bool, redactor: Redactor
+) -> tuple[CompileView, ...]:
     return tuple(
         CompileView(
             found.compile_id or "",
@@ -271,6 +361,7 @@ def _find_compiles(frame_id: int, redactor: Redactor) -> tuple[CompileView, ...]
             {name.removesuffix("_us"): us for name, us in found.phases.items()},
             redactor.clean(found.recompile_reason or ""),
             found.refusal or "",
+            found.has_guarded_code is True or (None if in_background else False),
         )
         for found in telemetry.get_compilation_metrics()
         if (found.compile_id or "").startswith(f"{frame_id}/")
@@ -289,6 +380,7 @@ class Preview:
     refusal: RefusalView | None
     reads: tuple[Row, ...]
     own: tuple[Row, ...]  # those that a line of the user's names
+    draws: tuple[str, ...]  # random numbers that compiled code draws again on each call
     result: object
 
     def data(self) -> dict[str, Any]:
@@ -298,6 +390,7 @@ class Preview:
             "ops": None if self.trace is None else self.trace.statistics().ops,
             "branches": [] if self.trace is None else list(map(str, self.trace.branches)),
             "effects": [] if self.trace is None else list(map(str, self.trace.effects)),
+            "draws": list(self.draws),
             "refusal": None if self.refusal is None else asdict(self.refusal),
             "reads": [list(row) for row in self.reads],
         }
@@ -308,12 +401,14 @@ class Preview:
             lines = [f"{self.name} would run as plain Python:", *_refusal_lines(self.refusal)]
             return "\n".join(lines)
         ops = self.trace.statistics().ops
-        lines = [f"{self.name} can be captured: {ops} ops, {len(self.reads)} reads"]
-        lines += [f"  holds for {branch}" for branch in self.trace.branches]
+        made = f"{_count(ops, 'op')}, {_count(len(self.reads), 'read')}"
+        lines = [f"{self.name} can be captured: {made}"]
+        lines += [f"  {line}" for line in _branch_lines(map(str, self.trace.branches))]
         lines += [f"  repeats the write of {effect}" for effect in self.trace.effects]
-        rows = list(dict.fromkeys(self.own))[:_SHOWN]
+        lines += [f"  draws {one} again on each call" for one in self.draws]
+        rows = list(self.own[:_SHOWN])
         lines += _table(rows)
-        lines += _rest(len(self.reads) - len(rows), rows, "reads (.reads)")
+        lines += _rest(len(self.reads) - len(rows), rows, "read", ".reads")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -335,12 +430,18 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
             f"preview takes a function or a module, not {short_name_of(type(target))}.",
             slug="not-callable",
         )
-    run = Tracer().run(target, args, kwargs, complete=True)
+    # What `compile` leaves open once a run has drawn it.
+    run = Tracer().run(target, args, kwargs, complete=True, opening=Opening(draws=CAN_DRAW))
     name = name_callable(target, "__qualname__")
     redactor = Redactor()
-    if run.trace is None:
-        assert run.refusal is not None
-        return Preview(name, None, _describe(run.refusal, 1, redactor), (), (), run.result)
+    refusal = _find_refusal(run)
+    if run.trace is None or refusal is not None:
+        assert refusal is not None
+        return Preview(name, None, _describe(refusal, 1, redactor), (), (), (), run.result)
+    draws: tuple[str, ...] = ()
+    if run.trace.shadow is not None:
+        draws = tuple(redactor.clean(str(one)) for one in run.trace.shadow.drawn.values())
+        run.trace.shadow.forget()
     rows = [
         WireView(
             redactor.clean(str(read.source)),
@@ -351,5 +452,18 @@ def preview(target: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -
         for read in run.trace.reads
     ]
     reads = tuple((row.source, row.seen, row.place.rpartition("/")[2]) for row in rows)
-    own = tuple(map(_wire_row, sorted(filter(_is_users, rows), key=_line_of)))
-    return Preview(name, run.trace, None, reads, own, run.result)
+    own = tuple(_own_rows(rows))
+    return Preview(name, run.trace, None, reads, own, draws, run.result)
+
+
+def _find_refusal(run: Run) -> Refusal | None:
+    """Why `compile` would refuse a run in which draws are open."""
+    if run.trace is None:
+        if run.refusal is not None and run.refusal.slug == TOLD:  # then no draw is left open
+            return Refusal(DRAWS.slug, DRAWS.reason, run.refusal.where)
+        return run.refusal
+    try:
+        check_drawn(run.trace)
+    except Refused as refused:
+        return refused.refusal
+    return None

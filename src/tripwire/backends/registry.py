@@ -5,6 +5,7 @@ Nothing of Inductor or Dynamo is imported before one of torch's own is used.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import logging
@@ -136,8 +137,11 @@ def find_backend(backend: str | Backend, mode: str | None = None) -> Backend:
     if isinstance(backend, str):
         found = find_known(backend) or find_registered(backend)
         if found is None:
+            known = list_backends()
+            near = difflib.get_close_matches(backend, known, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
             raise BadOption(
-                f"There is no back end {backend!r}. Known: {', '.join(list_backends())}. Or "
+                f"There is no back end {backend!r}.{meant} Known: {', '.join(known)}. Or "
                 "pass a callable (GraphModule, example_inputs) -> callable.",
                 slug="unknown-backend",
             )

@@ -14,7 +14,7 @@ import copy
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import CodeType, FunctionType, MethodType
@@ -406,13 +406,22 @@ class WatchedCompile:
         for standing in self._standings:
             if standing.admits(args, kwargs) is not None:
                 return self._run(args, kwargs, ())
-        retired = [standing for standing in self._standings if not standing.is_in_use]
-        self._standings = [standing for standing in self._standings if standing.is_in_use]
-        known = (one.causes or self._told[one] for one in retired)
-        causes = tuple(dict.fromkeys(chain.from_iterable(known)))
-        for standing in retired:
+        found = {standing: self._find_causes(standing) for standing in self._standings}
+        changed = [one for one in self._standings if found[one] or not one.is_in_use]
+        self._standings = [one for one in self._standings if one not in changed]
+        causes = tuple(dict.fromkeys(chain.from_iterable(found.values())))
+        for standing in changed:
             standing.close()
         return self._run(args, kwargs, causes) if causes else self._observe(args, kwargs)
+
+    def _find_causes(self, standing: Standing) -> Sequence[Cause]:
+        """What was written of what a kind of call reads."""
+        told = self._told[standing]
+        if not standing.is_in_use:
+            return standing.causes or told
+        before = len(told)
+        standing.look_at_pulled()  # lists, sets, cells and slots, whose writes nothing reports
+        return told[before:]
 
     def _observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         prepare()  # what the call reads of nn.Module is as it will be

@@ -596,3 +596,8 @@ class Dispatcher(telling.Followed):
     def entries(self) -> tuple[Entry, ...]:
         """The entries, newest first."""
         return self._entries
+
+    @property
+    def inner(self) -> list[Dispatcher]:
+        """Those of modules that are compiled on their own, since calls were refused."""
+        return [one for one in self._inner.list() if isinstance(one, Dispatcher)]

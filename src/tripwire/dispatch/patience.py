@@ -122,10 +122,8 @@ class Changes:
         told = []
         for source, count in self._counts.most_common(_SOURCES_TOLD):
             latest = self._latest[source]
-            told.append(
-                f"{source} changed {count} times, most recently from {latest.old} to {latest.new}. "
-                f"{latest.advice}"
-            )
+            what = "changes" if source != _MANY else "changes of other things"
+            told.append(f"{latest}, the latest of {count} {what}. {latest.advice}")
         if self.dropped:
             told.append(
                 f"{self.dropped} entries were dropped to stay within cache_size: raise it if their "
@@ -137,7 +135,7 @@ class Changes:
 _SOURCES_KEPT, _SOURCES_TOLD = 32, 3
 # Values that are the same ones if they are equal; a list is compared by its elements.
 _KNOWN_AGAIN = (bool, int, float, str, type(None), list)
-_MANY = "Something else"
+_MANY = "other things"
 
 
 class _Trust:
@@ -423,6 +421,10 @@ class Inner:
 
     def __len__(self) -> int:
         return len(self._compiled)
+
+    def list(self) -> tuple[Callable[..., Any], ...]:
+        """What is called for each of them."""
+        return tuple(compiled for _, compiled in self._compiled)
 
     def compile(
         self,

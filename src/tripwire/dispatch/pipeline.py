@@ -214,6 +214,15 @@ class _Untaken(Exception):
     """The back end can't compile the graph with its open sizes and numbers."""
 
 
+def check_drawn(trace: Trace) -> None:
+    """Refuse what is drawn, where it can't be drawn on each call."""
+    if trace.shadow is None or not trace.shadow.drawn:
+        return
+    check_ways(trace.shadow)
+    if runs_user_code(trace.graph):
+        raise Refused(DRAWS.slug, DRAWN_BY_BOTH)
+
+
 class Pipeline(Struct, frozen=True):
     """The stages, for the calls of one callable."""
 
@@ -350,12 +359,8 @@ class Pipeline(Struct, frozen=True):
 
     def _check_drawn(self, trace: Trace, standing: Standing | None) -> None:
         """Refuse what is drawn, where it can't be drawn on each call."""
-        if trace.shadow is None or not trace.shadow.drawn:
-            return
         try:
-            check_ways(trace.shadow)
-            if runs_user_code(trace.graph):
-                raise Refused(DRAWS.slug, DRAWN_BY_BOTH)
+            check_drawn(trace)
         except Refused:
             if standing is not None:
                 standing.close()
@@ -522,7 +527,8 @@ class Pipeline(Struct, frozen=True):
         reason = self._explain_failure(error)
         self.teller.count_refusal(Refusal("backend-failed", reason))
         tell_failure(error)
-        self.teller.warn_once("%s The graph runs uncompiled.", reason)
+        end = "" if reason.endswith((".", "!", "?")) else "."
+        self.teller.warn_once("%s%s The graph runs uncompiled.", reason, end)
 
     # --- the first run ---
 

@@ -45,7 +45,8 @@ from tripwire.values.classes import (
 
 _PRINTS = Refuse(
     "prints",
-    "writes output, and compiled code wouldn't write it again. Print outside the traced function.",
+    "writes output here in a way that compiled code can't repeat. Call `print(...)` by its own "
+    "name, which compiled code repeats, or write outside the traced function.",
 )
 _WARNS = Refuse(
     "warns", "warns, and compiled code wouldn't warn again. Warn outside the traced function."
@@ -67,13 +68,15 @@ _SOCKET = Refuse(
 )
 _PYTHON_RANDOM = Refuse(
     "python-random",
-    "draws from a random generator that isn't torch's, and compiled code would keep the numbers "
-    "of this run. Draw with torch, or outside the traced function.",
+    "draws from, makes or seeds a random generator that isn't torch's, in a way that compiled code "
+    "can't repeat. It repeats draws of `random` and of generators that globals or attributes hold. "
+    "Draw with torch, or outside the traced function.",
 )
 _NUMPY_RANDOM = Refuse(
     "numpy-random",
-    "draws from a random generator of NumPy's, and compiled code would keep the numbers of this "
-    "run. Draw with torch, or outside the traced function.",
+    "draws from, makes or seeds a random generator of NumPy's in a way that compiled code can't "
+    "repeat. It repeats single numbers of `numpy.random`'s own generator. Draw with torch, or "
+    "outside the traced function.",
 )
 _PROCESS = Refuse(
     "process-state",
@@ -124,7 +127,7 @@ _UNKNOWN = Refuse(
 
 LOGS = Refuse(
     "logs",
-    "a logger writes a message here, and compiled code wouldn't write it again. Log outside the "
+    "a logger writes a message here in a way that compiled code can't repeat. Log outside the "
     "traced function, or raise the logger's level.",
 )
 
@@ -328,6 +331,12 @@ def _refuse(name: str, why: Refuse) -> Refuse:
 
 DRAWS = _refuse("random", _PYTHON_RANDOM)
 NUMPY_DRAWS = _refuse("numpy.random", _NUMPY_RANDOM)
+
+
+def refuse_draw(name: str) -> Refuse:
+    """Why a draw of this function can't be repeated."""
+    is_numpys = name.startswith("numpy.")
+    return _refuse(name, _NUMPY_RANDOM if is_numpys else _PYTHON_RANDOM)
 
 
 def is_draw(callee: Any) -> bool:

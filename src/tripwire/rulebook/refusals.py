@@ -80,9 +80,9 @@ class Mismatch(Struct, frozen=True):
     def advice(self) -> str:
         """What would keep it from being part of compiled code."""
         if _TENSOR.search(self.old) and _TENSOR.search(self.new):
-            return "Each size is compiled on its own here: pad to a few sizes."
+            return "Each size is compiled on its own here, so pad to a few sizes."
         if _NUMBER.fullmatch(self.old) and _NUMBER.fullmatch(self.new):
-            return "Each number is compiled on its own here: keep the number in a tensor."
+            return "Each number is compiled on its own here, so keep the number in a tensor."
         return "Don't change it between calls, or keep it in a tensor."
 
     @property
@@ -91,13 +91,17 @@ class Mismatch(Struct, frozen=True):
         return self
 
     def __str__(self) -> str:
-        return f"{self.source}: expected {self.old}, found {self.new}"
+        if self.new == FAILS:
+            return f"{self.old} doesn't hold"
+        # Redaction knows this form: the name of a secret stands right before both values.
+        return f"{self.source}: {self.old} → {self.new}"
 
 
 _TENSOR = re.compile(r"\b(bool|float|bfloat|int|uint|complex)\d*\[")
 _NUMBER = re.compile(r"-?(\d.*|inf|nan)")
 
 
+FAILS = "fails"  # what is found where a condition about sizes was expected
 GONE = "gone"  # what is there in the place of something that died
 
 

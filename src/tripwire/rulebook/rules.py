@@ -128,7 +128,14 @@ _STORAGE = (
     "it gives access to a tensor's memory, and tripwire can't see what is done with it. Do it "
     "outside the traced function."
 )
-_CALLBACK = "it registers a Python function that would run later, outside the graph."
+_CALLBACK = (
+    "it registers a Python function that would run later, outside the graph. Register it outside "
+    "the traced function."
+)
+_PER_NUMBER = (
+    "it calls a Python function with each number, and a graph holds tensors. Write it with "
+    "functions of tensors, or call it outside the traced function."
+)
 _REFUSED = {
     **dict.fromkeys(
         words(
@@ -138,9 +145,10 @@ _REFUSED = {
         Refuse("tensor-memory", _STORAGE),
     ),
     **dict.fromkeys(
-        words("register_hook register_post_accumulate_grad_hook apply_ map_ map2_"),
+        words("register_hook register_post_accumulate_grad_hook"),
         Refuse("callable-argument", _CALLBACK),
     ),
+    **dict.fromkeys(words("apply_ map_ map2_"), Refuse("callable-argument", _PER_NUMBER)),
 }
 _TRANSFORM = Refuse(
     "function-transform",

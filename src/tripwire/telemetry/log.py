@@ -6,7 +6,8 @@ mix their lines. A forked child gets a file of its own. If a log can't be writte
 a message says so once; the work that it describes never fails because of it. A log that has reached
 `TRIPWIRE_LOG_BYTES` ends, too, and its last event says so.
 
-Beside it are Python's loggers, for people: `TRIPWIRE_LOGS="recompiles,guards"` turns these two on.
+Beside it are Python's loggers, for people: `TRIPWIRE_LOGS="recompiles,refusals"` turns these two
+on. What looks like a secret is removed from what they say, before any handler gets it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripwire.errors import TelemetryError
 from tripwire.files import make_folder, open_new
@@ -31,6 +32,9 @@ from tripwire.forks import make_lock
 from tripwire.telemetry import clock, schema
 from tripwire.telemetry.metrics import find_own_version
 from tripwire.telemetry.threads import count, local
+
+if TYPE_CHECKING:
+    from tripwire.redaction import Redactor
 
 logger = logging.getLogger("tripwire.telemetry")
 
@@ -276,7 +280,10 @@ if _directory := os.environ.get("TRIPWIRE_LOG_DIR"):
 # --- loggers: which of them speak ---
 
 
-NAMES = ("trace", "guards", "recompiles", "refusals", "records", "telemetry")
+NAMES = (
+    *("trace", "recompiles", "refusals", "backends", "cache"),
+    *("watch", "records", "recording", "telemetry"),
+)
 
 _FORMAT = "[%(name)s] %(message)s"
 
@@ -309,7 +316,7 @@ def set_logs(wanted: str) -> None:
     if unknown:
         raise TelemetryError(
             f"{', '.join(unknown)}: tripwire has no logger of that name.\n"
-            f"TRIPWIRE_LOGS takes a comma-separated list of {', '.join(NAMES)}, or all.",
+            f"TRIPWIRE_LOGS takes all, or a comma-separated list of {', '.join(NAMES)}.",
             slug="logs-unknown-name",
         )
     before, _on = _on, set(NAMES) if "all" in names else names
@@ -335,5 +342,39 @@ def set_logs_from_environment() -> None:
     except TelemetryError as error:
         logging.getLogger("tripwire.telemetry").error("TRIPWIRE_LOGS: %s", error)
 
+
+# Where the name of something that was read begins, as `L['self'].api_key`. What stands before it
+# in a message is cleaned on its own: its last word would be taken for the name of the value.
+_SOURCE = re.compile(r"(?=\b[LGMFCT]\[)")
+
+
+class _Redacted(logging.Filter):
+    """Lets every message pass, without secrets. A logger asks it before any handler gets one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._redactor: Redactor | None = None  # none before the first message: see EventLog
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._redactor is None:
+            from tripwire.redaction import Redactor
+
+            self._redactor = Redactor()
+        try:
+            said = record.getMessage()
+        except Exception:  # a repr of the user's raises: logging itself says so
+            return True
+        cleaned = "".join(map(self._redactor.clean, _SOURCE.split(said)))
+        if cleaned != said:
+            record.msg, record.args = cleaned, ()
+        if record.exc_info:  # formatters take this text, where there is one
+            error = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = self._redactor.clean(error)
+        return True
+
+
+_redacted = _Redacted()
+for _logger in ("tripwire", *(f"tripwire.{name}" for name in NAMES)):
+    logging.getLogger(_logger).addFilter(_redacted)
 
 set_logs_from_environment()

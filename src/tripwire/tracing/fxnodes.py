@@ -189,7 +189,8 @@ def _constant(
             "callable-argument",
             f"`{rule.name}` takes a Python function "
             f"({getattr(value, '__qualname__', value)!s}), which would run where this trace "
-            "can't see it.",
+            "can't see it. Write what it does with functions of tensors, or call it outside the "
+            "traced function.",
         )
     if module_of(type(value)) == "numpy":
         if rule.name in _SHARES_MEMORY and not (state.quiet and state.reach.is_anchored(value)):

@@ -158,10 +158,17 @@ class Observer:
             self._seen[id(code)] = code
             self._listener.on_start(code, namespace)
 
-    def judge(self, frame: FrameType, callee: object, first: object = None) -> None:
+    def judge(
+        self,
+        frame: FrameType,
+        callee: object,
+        first: object = None,
+        why: Refuse | None = None,
+    ) -> None:
         """Report a call that a frame makes, if it is the first that can't be in a trace.
 
-        `first` is the call's first argument, to which an unbound method belongs.
+        `first` is the call's first argument, to which an unbound method belongs. `why` is told in
+        place of what is known of the callee alone.
         """
         file = frame.f_code.co_filename
         if self.paused or self.collecting or not self.watching or is_own_file(file):
@@ -174,7 +181,9 @@ class Observer:
             if not self.leaves_draws:
                 self._report(DRAWS)
             return
-        if file.startswith(_LOGGING):
+        if why is not None:
+            refuse = why
+        elif file.startswith(_LOGGING):
             refuse = LOGS
         elif isinstance(callee, MethodDescriptorType) and isinstance(first, callee.__objclass__):
             # What is bound says more: a write to one of two streams is a print.

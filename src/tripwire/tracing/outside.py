@@ -32,6 +32,7 @@ from tripwire.reading.effects import EffectStep
 from tripwire.reading.structure import Building, ConstantPlan, PartPlan, Planner
 from tripwire.reading.tensors import PLAIN_TENSORS, GeneratorStates, storage_of, version_of
 from tripwire.rulebook.refusals import Refusal, Refused
+from tripwire.rulebook.rules import Refuse
 from tripwire.tracing.state import CURRENT, TracingState
 from tripwire.tracing.texts import (
     SPEAKERS,
@@ -42,7 +43,7 @@ from tripwire.tracing.texts import (
     find_calls,
     take_apart,
 )
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import is_exactly, isinstance, short_name_of
 from tripwire.values.identity import PLAIN
 from tripwire.values.numbers import OpenFloat, OpenInt, close_values, is_open
 from tripwire.writes.patches import Patch
@@ -52,7 +53,20 @@ if TYPE_CHECKING:
 
 
 class _Unsayable(Exception):
-    """Something among the arguments that may not be the same at the end of the call."""
+    """What can't be said at the end of the call, and what to do instead."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.instead = instead
+
+    def refuse_print(self) -> Refuse:
+        """Why the call that prints it isn't compiled."""
+        return Refuse("prints", _PRINT_OF.format(self.what, self.instead))
+
+    def refuse_log(self) -> Refuse:
+        """Why the call that logs it isn't compiled."""
+        return Refuse("logs", _LOG_OF.format(self.what, self.instead))
 
 
 class Said(Struct, frozen=True):
@@ -107,17 +121,14 @@ class Outside:
         kwargs: dict[str, Any],
         frame: FrameType,
         owner: logging.Logger | None = None,
-    ) -> bool:
-        """Make such a call, and note it; False where nothing was done: it can't be made again."""
+    ) -> None:
+        """Make such a call, and note it. Raises _Unsayable where it did nothing."""
         where = state.capture_range(2)
         tensors: dict[int, torch.Tensor] = {}
         with state.aside():
             if _is_in_try(frame, state.ends[0]):
-                return False
-            try:
-                copied = _copy((self._find_texts(frame, args), kwargs), tensors)
-            except _Unsayable:
-                return False
+                raise _Unsayable(*_IN_TRY)
+            copied = _copy((self._find_texts(frame, args), kwargs), tensors)
             seen = tuple((tensor, _look_at(state, tensor)) for tensor in tensors.values())
             streams, options = _find_streams(), _find_options()
             before, generators = state.inner.look(), GeneratorStates()
@@ -130,7 +141,6 @@ class Outside:
             self._said.append(Said(function, owner, given, named, seen, streams, options, where))
         else:
             state.refuse(Refusal("prints", _STREAM_WRITES, where))
-        return True
 
     def plan(self, state: TracingState, planner: Planner) -> Iterator[Say]:
         """The steps that say it again. Raises Refused."""
@@ -213,6 +223,21 @@ class Outside:
         return tuple(found)
 
 
+_PRINT_OF = (
+    "`print` is {0}, and compiled code can't print that again at the end of each call. {1}, or "
+    "print outside the traced function."
+)
+_LOG_OF = (
+    "a logger is {0}, and compiled code can't log that again at the end of each call. {1}, or log "
+    "outside the traced function."
+)
+_IN_TRY = ("called in a `try`, which may catch what it raises", "Move it out of the `try`")
+_OF_ITSELF = ("given a container that holds itself, or too many in each other", "Give it the items")
+_TO_A_STREAM = ("given a stream (`file=...`)", "Leave `file=` out")
+_WITH_GRAD = (
+    "given a tensor that has a `grad_fn`, and the tensor of compiled code has another",
+    "Give it `x.item()` or `x.detach()`",
+)
 _STREAM_WRITES = (
     "printing or logging runs code of a stream or a handler that writes to what the function "
     "reads, or draws random numbers. Print outside the traced function."
@@ -241,21 +266,30 @@ def _copy(value: Any, tensors: dict[int, torch.Tensor], around: tuple[int, ...] 
         return value
     if isinstance(value, torch.Tensor):
         # Compiled code has another `grad_fn`, which would be printed.
-        if id(type(value)) not in PLAIN_TENSORS or value.grad_fn is not None:
-            raise _Unsayable
+        if id(type(value)) not in PLAIN_TENSORS:
+            raise _cant_copy(value)
+        if value.grad_fn is not None:
+            raise _Unsayable(*_WITH_GRAD)
         if version_of(value) is None or value.layout is not torch.strided:
-            raise _Unsayable
+            raise _cant_copy(value)
         tensors[id(value)] = value
         return value
     if id(value) in around or len(around) > _DEEPEST:
-        raise _Unsayable
+        raise _Unsayable(*_OF_ITSELF)
     around = (*around, id(value))
     if is_exactly(value, tuple, list, torch.Size):
         return type(value)([_copy(one, tensors, around) for one in value])
     if is_exactly(value, dict):
         pairs = value.items()
         return {_copy(k, tensors, around): _copy(one, tensors, around) for k, one in pairs}
-    raise _Unsayable
+    raise _cant_copy(value)
+
+
+def _cant_copy(value: object) -> _Unsayable:
+    return _Unsayable(
+        f"given a `{short_name_of(type(value))}`, which may have changed by then",
+        "Give it texts, numbers or plain tensors",
+    )
 
 
 def _look_at(state: TracingState, tensor: torch.Tensor) -> tuple[object, ...]:
@@ -309,12 +343,18 @@ def _has_handler(code: CodeType, place: int) -> bool:
 def _wrap_print(plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
     def print_observed(*args: Any, **kwargs: Any) -> None:
-        state = CURRENT.state
+        state, why = CURRENT.state, None
         if state is not None and state.outside is not None and state.refusal is None:
-            if state.outside.say(state, plain, args, kwargs, sys._getframe(1)):
+            try:
+                if kwargs.get("file") is not None:
+                    raise _Unsayable(*_TO_A_STREAM)
+                state.outside.say(state, plain, args, kwargs, sys._getframe(1))
+            except _Unsayable as unsayable:
+                why = unsayable.refuse_print()
+            else:
                 return
         if state is not None and state.observer is not None:
-            state.observer.judge(sys._getframe(1), plain)
+            state.observer.judge(sys._getframe(1), plain, why=why)
         plain(*args, **kwargs)
 
     return print_observed
@@ -338,15 +378,25 @@ def _wrap_log(plain: Callable[..., object]) -> Callable[..., object]:
     ) -> None:
         state = CURRENT.state
         outside = None if state is None or state.refusal is not None else state.outside
-        has_more = exc_info or extra or stack_info or not is_exactly(args, tuple)
-        if state is not None and outside is not None and not has_more and _is_known(self):
-            caller = _find_caller(stacklevel)
-            if caller is not None:
-                log = _Log(level, caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
-                if outside.say(state, log, (msg, *args), {}, _find_speaker(), self):
-                    return
+        more = {"exc_info": exc_info, "extra": extra, "stack_info": stack_info}
+        given = ", ".join(f"`{name}`" for name, value in more.items() if value)
+        caller = None if outside is None else _find_caller(stacklevel)
+        why = None
+        if state is not None and outside is not None and caller is not None and _is_known(self):
+            log = _Log(level, caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+            try:
+                if given:
+                    raise _Unsayable(f"given {given}", f"Log without {given}")
+                if not is_exactly(args, tuple):  # a dict, for `%(name)s`
+                    raise _cant_copy(args)
+                outside.say(state, log, (msg, *args), {}, _find_speaker(), self)
+            except _Unsayable as unsayable:
+                why = unsayable.refuse_log()
+            else:
+                return
         if state is not None and state.observer is not None:
-            state.observer.judge(sys._getframe(2), _PRINT)  # a print in logging's own code is a log
+            # A print in logging's own code is a log.
+            state.observer.judge(sys._getframe(2), _PRINT, why=why)
         # Our frames are between the logger and its caller.
         plain(self, level, msg, args, exc_info, extra, stack_info, stacklevel + 2)
 

@@ -256,8 +256,8 @@ class Trace:
         if self._compared(meta, traits) != self._compared(wanted.meta, wanted.traits):
             raise InputMismatch(
                 f"{self.name}: {wanted.source} was {wanted.meta.full} when traced and is "
-                f"{meta.full} now ({_changed(wanted.traits, traits)}). Sizes that Python read are "
-                "part of a trace: trace again.",
+                f"{meta.full} now{_changed(wanted.traits, traits)}. A trace holds for tensors like "
+                "those that it saw: trace again.",
                 slug="input-shape",
             )
         return tensor
@@ -321,7 +321,8 @@ class Trace:
 
 def _changed(before: Traits, now: Traits) -> str:
     pairs = zip(Traits._fields, before, now, strict=True)
-    return ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b) or "same traits"
+    changed = ", ".join(f"{name} {a} → {b}" for name, a, b in pairs if a != b)
+    return f" ({changed})" if changed else ""
 
 
 class TraceStatistics(Struct, frozen=True):

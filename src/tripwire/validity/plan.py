@@ -31,7 +31,7 @@ from tripwire.reading.kinds import (
 from tripwire.reading.reader import HOOK_TABLES
 from tripwire.reading.sources import Attr, Global, Item, Source
 from tripwire.reading.tensors import meta_of, traits_of
-from tripwire.rulebook.refusals import Refused
+from tripwire.rulebook.refusals import FAILS, Refused
 from tripwire.telemetry.compiles import ARM, PLAN
 from tripwire.tracing.modes import Contexts, contexts_of
 from tripwire.tracing.result import Completion, Trace
@@ -108,7 +108,7 @@ OPEN_SIZES = "open sizes"  # what conditions about them are called
 def admit_open(plan: Plan, shadow: Shadow, standing: Standing) -> None:
     """Admit what is open under the conditions of the run, and of the compiler that ran since."""
     checks = [
-        Check(OPEN_SIZES, condition, told, "'that it does not hold'")
+        Check(OPEN_SIZES, condition, told, repr(FAILS))
         for condition, told in shadow.tell_conditions(shadow.find_conditions())
     ]
     standing.begin(replace(plan, guards=plan.guards.and_also(checks)))

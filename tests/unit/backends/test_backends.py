@@ -745,3 +745,13 @@ def test_a_back_end_may_script_the_graph():
         for _ in range(3):
             check_same(layer(x), compiled(x))
     assert compiled.statistics().hits == 2
+
+
+def test_a_failure_without_an_end_is_told_as_a_sentence(caplog) -> None:
+    def fails(module, examples):
+        raise ValueError("I can't")
+
+    compiled = tripwire.compile(lambda x: x * 2, backend=fails, on_backend_error="eager")
+    for _ in range(3):
+        compiled(torch.ones(3))
+    assert "ValueError: I can't. The graph runs uncompiled." in caplog.text

@@ -453,8 +453,8 @@ def test_a_miss_is_told_in_one_line_with_expected_and_found_shapes(caplog) -> No
         compiled(torch.ones(3))
     (message,) = caplog.messages
     assert "\n" not in message
-    assert message.startswith("add_one is traced again: L['x']: expected Tensor float32[2]")
-    assert "found Tensor float32[3]" in message
+    assert message.startswith("add_one is traced again: L['x']: Tensor float32[2]")
+    assert "→ Tensor float32[3]" in message
 
 
 def test_a_miss_is_told_with_the_old_and_the_new_value(caplog, monkeypatch) -> None:
@@ -484,8 +484,27 @@ def test_a_miss_of_plain_values_is_told_with_both(caplog) -> None:
         compiled(X, 2.0, "a")
         compiled(X, 3.0, "a\nb")
     (message,) = caplog.messages
-    assert "L['scale']: expected 2.0, found 3.0" in message
+    assert "L['scale']: 2.0 → 3.0" in message
     assert "\n" not in message
+
+
+def test_a_secret_that_changes_is_in_no_message(caplog) -> None:
+    class Client(nn.Module):
+        api_key = "first-1"
+
+        def forward(self, x):
+            return x + len(self.api_key)
+
+    client = Client()
+    compiled = tripwire.compile(client, dynamic=False, backend="eager")
+    with caplog.at_level(logging.INFO, logger="tripwire"):
+        for number in range(120):
+            client.api_key = f"secret-{number:03}"
+            compiled(X)
+    assert any("keeps-changing" in message for message in caplog.messages)
+    assert any("is traced again" in message for message in caplog.messages)
+    assert "secret-" not in caplog.text + str(tripwire.explain(compiled))
+    assert "api_key: <redacted" in caplog.text.replace("'", "")
 
 
 def test_a_miss_of_a_probed_value_is_told_with_its_line(caplog) -> None:
@@ -498,7 +517,7 @@ def test_a_miss_of_a_probed_value_is_told_with_its_line(caplog) -> None:
         compiled(X, torch.tensor(1))
     (message,) = caplog.messages
     line = pick.__code__.co_firstlineno + 1
-    assert f"at test_causes.py:{line}: expected 0, found 1" in message
+    assert f"at test_causes.py:{line}: 0 → 1" in message
 
 
 def test_a_miss_because_of_a_gradient_is_told_in_one_line(caplog) -> None:

@@ -277,7 +277,7 @@ def test_an_option_that_means_nothing_is_refused(options, slug) -> None:
 
 
 def test_an_unknown_back_end_is_told_which_are_known() -> None:
-    with pytest.raises(tripwire.BadOption, match="'inducktor'.*eager"):
+    with pytest.raises(tripwire.BadOption, match="'inducktor'. Did you mean 'inductor'.*eager"):
         tripwire.compile(double, backend="inducktor")
 
 

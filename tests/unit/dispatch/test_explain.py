@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import tripwire
 from tripwire import telemetry
+from tripwire.tracing.open.draws import CAN_DRAW
 from tripwire.writes.sentry import IS_COMPILED
 
 tell = print  # under another name a compiled call doesn't print it: it is refused
@@ -95,11 +99,86 @@ def test_an_explanation_prints_what_the_users_lines_read_and_counts_the_rest() -
     own = [line for line in lines if line.startswith("    ") and "test_explain.py:" in line]
     assert any("C['width']" in line for line in own)
     assert any("C['table']" in line for line in own)
-    numbers = [int(line.partition("test_explain.py:")[2].partition(":")[0]) for line in own]
-    assert numbers == sorted(numbers)
+    shown = [line.split()[0] for line in own]
+    assert shown[0] == "G['nn']"
+    assert shown.index("C['width']") < shown.index("C['table']")
     assert not [line for line in lines if "['Tensor'].__" in line]
     wires = tripwire.explain(compiled).entries[0].wires
     assert f"    ... and {len(wires) - len(own)} more wires (.entries[i].wires)" in lines
+
+
+def test_what_the_users_line_names_is_shown_before_what_it_leads_to() -> None:
+    compiled = tripwire.compile(Outer(nn.Linear(4, 2)), backend="eager")
+    compiled(X)
+    lines = [line.split()[0] for line in str(tripwire.explain(compiled)).splitlines()]
+    found = [line for line in lines if line.startswith(("L[", "T["))]
+    assert found[:3] == ["L['self'].inner", "L['self'].inner.weight", "L['self'].inner.bias"]
+    hidden = [line.startswith("T[") or "._" in line for line in found]
+    assert hidden == sorted(hidden)
+
+
+def test_equal_lines_are_shown_once() -> None:
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    compiled = tripwire.compile(step, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2, 3))
+    told = str(tripwire.explain(compiled))
+    entries = len(tripwire.explain(compiled).entries)
+    assert told.count("holds for grad(") <= 4 * entries
+    assert "more of grad() there (.entries[i].summary.branches)" in told
+
+
+def test_a_write_that_retires_several_entries_is_shown_once() -> None:
+    net = Net()
+    compiled = tripwire.compile(net, dynamic=False, backend="eager")
+    for size in (2, 3, 4):
+        compiled(torch.ones(size))
+    net.scale = 3.0
+    compiled(torch.ones(2))
+    found = tripwire.explain(compiled)
+    assert len(found.retirements) == 3
+    told = str(found)
+    retired = told[told.index("  retired:") : told.index("  compiles:")]
+    assert retired.count("L['self'].scale: 2.0 → 3.0") == 1
+    assert retired.endswith(" ×3\n")
+
+
+def test_modules_that_are_compiled_on_their_own_are_listed_with_their_hits() -> None:
+    class Timed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.head = nn.Linear(4, 2)  # without parts, so it stays as it is
+
+        def forward(self, x):
+            tell("")
+            return self.head(self.body(x))
+
+    compiled = tripwire.compile(Timed(), backend="eager")
+    for _ in range(12):
+        compiled(X)
+    found = tripwire.explain(compiled)
+    (inner,) = found.modules
+    assert (inner.name, inner.calls, inner.hits, inner.entries) == ("Timed.Sequential", 9, 8, 1)
+    told = str(found)
+    assert "inside:\n    Timed.Sequential: 9 calls, 8 hits, 1 entry" in told
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="tripwire's C modules aren't built")
+def test_a_compile_without_an_entry_says_so() -> None:
+    compiled = tripwire.compile(lambda x: x * random.random(), backend="eager")
+    for _ in range(4):
+        compiled(X)
+    first, second = str(tripwire.explain(compiled)).splitlines()[-2:]
+    assert first.endswith("no entry: a later trace leaves something else open")
+    assert "no entry" not in second
 
 
 def test_a_wire_on_a_closure_tells_the_line_that_uses_it() -> None:
@@ -153,7 +232,12 @@ def test_an_explanation_is_plain_data_text_and_html() -> None:
     data = json.loads(json.dumps(found.data()))
     assert data["hits"] == 1
     text = str(found)
-    for line in ("3 calls: 1 hits, 2 traced", "entry 0: in use", "retired:", "compiles:"):
+    for line in (
+        "3 calls: 1 hit, 2 traced, 2 entries, 1 retirement",
+        "entry 0: in use",
+        "retired:",
+        "compiles:",
+    ):
         assert line in text
     assert found._repr_html_().startswith("<pre>")
 
@@ -203,6 +287,37 @@ def test_a_preview_says_why_a_call_would_be_refused(capsys) -> None:
     assert found.refusal.slug == "prints"
     assert "would run as plain Python" in str(found)
     assert found.data()["refusal"]["slug"] == "prints"
+
+
+OWN = random.Random(5)
+DRAWING: dict[str, tuple[Any, str | None, str]] = {
+    "random": (lambda x: x * random.random(), None, "random.random()"),
+    "randint": (lambda x: x * random.randint(0, 5), None, "random.randrange(6)"),
+    "choice": (lambda x: x * random.choice([1, 2, 3]), None, "random.randrange(3)"),
+    "gauss": (lambda x: x * random.gauss(0, 1), None, "random.gauss(0, 1)"),
+    "NumPy's": (lambda x: x * np.random.rand(), None, "numpy.random.rand()"),
+    "an own gauss": (lambda x: x * OWN.gauss(0, 1), "python-random", "`random.gauss` draws"),
+    "an array": (lambda x: x + float(np.random.rand(2)[0]), "numpy-random",
+                 "`numpy.random.rand` draws"),
+    "a text": (lambda x: x * len(f"{random.random()}"), "python-random", "becomes part"),
+    "a type": (lambda x: x if type(random.random()) is float else -x, "python-random", "`random`"),
+    "many ways": (lambda x: random.shuffle([x, 1, 2, 3, 4]) or x, "python-random", "8 ways"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="tripwire's C modules aren't built")
+@pytest.mark.parametrize(("fn", "slug", "told"), DRAWING.values(), ids=DRAWING)
+def test_a_preview_says_of_draws_what_compiling_does(fn, slug, told) -> None:
+    seen = tripwire.preview(fn, X)
+    compiled = tripwire.compile(fn, backend="eager")
+    for _ in range(12):
+        compiled(X)
+    found = {refusal.slug for refusal in tripwire.explain(compiled).refusals}
+    assert found == ({slug} if slug else set())
+    assert (seen.refusal.slug if seen.refusal else None) == slug
+    assert (compiled.statistics().hits == 0) is (slug is not None)
+    assert told in (seen.refusal.reason if seen.refusal else seen.draws)
+    assert told in str(seen)
 
 
 def test_a_preview_of_something_compiled_runs_the_original_and_leaves_the_compiled_alone() -> None:
@@ -333,5 +448,5 @@ def test_a_condition_about_a_size_names_what_the_user_passed() -> None:
     for count, step in ((3, 1), (4, 2), (5, 3), (8, 2), (4, 9)):
         fast(torch.ones(count), step)
     told = str(tripwire.explain(fast))
-    assert "L['x'].shape[0] <= 5, found that it does not hold" in told
-    assert "L['step'] <= 3, found that it does not hold" in told
+    assert "L['x'].shape[0] <= 5 doesn't hold" in told
+    assert "L['step'] <= 3 doesn't hold" in told

@@ -335,15 +335,16 @@ def set_text(n: int) -> torch.Tensor:
     return of(3)
 
 
-_FROM, _NUMBER = r" changed \d+ times, most recently from ", r"[\d.]+ to [\d.]+\."
+_NUMBER, _LATEST = r": [\d.]+ → [\d.]+", r", the latest of \d+ changes\."
 CHANGES: dict[str, tuple[Callable[..., Any], Callable[[int], torch.Tensor], str]] = {
-    "attribute": (scaled, set_scale, rf"scale{_FROM}{_NUMBER} Each number is compiled on its own"),
-    "size": (lambda x: x + 1, lambda n: of(n + 1), rf"L\['x'\]{_FROM}Tensor float32\[\d+\].* to "
-             r"Tensor float32\[\d+\].*pad to a few sizes"),
+    "attribute": (scaled, set_scale,
+                  rf"scale{_NUMBER}{_LATEST} Each number is compiled on its own"),
+    "size": (lambda x: x + 1, lambda n: of(n + 1), r"L\['x'\]: Tensor float32\[\d+\].* → "
+             rf"Tensor float32\[\d+\].*{_LATEST}.*pad to a few sizes"),
     "branch": (lambda x: x * 2 if x.sum().item() else x, lambda n: of(3) + n,
-               rf"item at .*{_FROM}{_NUMBER}"),
-    "dtype": (lambda x: x + 1, of_a_new_dtype, rf"L\['x'\]{_FROM}Tensor"),
-    "text": (lambda x: x + len(Box.scale), set_text, rf"scale{_FROM}'a+' to 'a+'"),
+               rf"item at .*{_NUMBER}{_LATEST}"),
+    "dtype": (lambda x: x + 1, of_a_new_dtype, r"L\['x'\]: Tensor"),
+    "text": (lambda x: x + len(Box.scale), set_text, rf"scale: 'a+' → 'a+'{_LATEST}"),
 }  # fmt: skip
 
 
@@ -451,7 +452,9 @@ def test_entries_that_are_used_pay_for_more(clock: Any) -> None:
 
 def test_with_fullgraph_what_keeps_changing_raises() -> None:
     compiled = tripwire.compile(scaled, dynamic=False, backend="eager", fullgraph=True)
-    with pytest.raises(tripwire.CannotTrace, match=r"Box'\]\.scale changed") as caught:
+    with pytest.raises(
+        tripwire.CannotTrace, match=r"Box'\]\.scale: [\d.]+ → [\d.]+, the"
+    ) as caught:
         churn(compiled, 100, set_scale)
     assert caught.value.slug == "keeps-changing"
 

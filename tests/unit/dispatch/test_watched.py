@@ -55,6 +55,21 @@ def test_the_cause_of_a_recompile_is_told_with_its_source() -> None:
     assert len(watched.sightings) == 1
 
 
+def test_a_write_to_a_list_is_a_cause() -> None:
+    scales = [1.0, 2.0]
+    watched = watch(lambda x: x * scales[0])
+    for _ in range(3):
+        watched(X)
+    for value in (3.0, 4.0):
+        scales[0] = value
+        assert torch.equal(watched(X), X * value)
+        watched(X)
+        watched(torch.ones(5))
+    first, second = watched.sightings[0], watched.sightings[-1]
+    assert [str(cause) for cause in first.causes] == ["C['scales'][0]: 1.0 → 3.0 (writer unknown)"]
+    assert [str(cause) for cause in second.causes] == ["C['scales'][0]: 3.0 → 4.0 (writer unknown)"]
+
+
 def test_a_function_that_is_replaced_and_dies_is_a_cause() -> None:
     space = {"scale": lambda: 2.0}
     exec("def scaled(x): return x * scale()", space)

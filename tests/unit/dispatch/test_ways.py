@@ -508,4 +508,4 @@ def test_a_miss_names_the_value_that_decided():
     compiled(-torch.ones(4))
     told = str(tripwire.explain(compiled))
     assert "(compared in the middle of the call)" in told
-    assert ": expected True, found False" in told
+    assert ": True → False" in told

@@ -248,6 +248,16 @@ def test_what_cant_be_followed_is_refused_with_its_line(slug) -> None:
         assert f"{__file__}:" in str(caught.value)
 
 
+def test_a_function_that_the_graph_cant_hold_is_refused_with_what_to_do() -> None:
+    for fn, advice in (
+        (lambda x: (x * 2).apply_(lambda v: v + 1), "Write it with functions of tensors"),
+        (lambda x: (x * 2).register_hook(lambda g: g), "Register it outside the traced function"),
+    ):
+        with pytest.raises(tripwire.CannotTrace, match=advice) as caught:
+            quiet_trace(fn, torch.ones(2, requires_grad="Register" in advice))
+        assert caught.value.slug == "callable-argument"
+
+
 def test_a_condition_that_is_a_bool_is_a_branch_of_python() -> None:
     def f(x):
         return torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (x,))

@@ -437,6 +437,37 @@ def test_other_prints_are_refused_and_print_once_per_call(program, capsys) -> No
         tripwire.compile(program, backend="eager", fullgraph=True)(torch.ones(3, 4))
 
 
+def in_a_try(x):
+    try:
+        print("here")
+    finally:
+        x = x * 2
+    return x
+
+
+def a_module(x):
+    print("of", [nn.Linear(1, 1)])
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "instead"),
+    [
+        (with_a_past, "given a tensor that has a `grad_fn`", "`x.item()` or `x.detach()`"),
+        (a_module, "given a `Linear`", "texts, numbers or plain tensors"),
+        (to_another_stream, "given a stream", "Leave `file=` out"),
+        (in_itself, "given a container that holds itself", "Give it the items"),
+        (in_a_try, "called in a `try`", "Move it out of the `try`"),
+    ],
+)
+def test_a_refused_print_says_what_cant_be_printed_again(program, what, instead, capsys) -> None:
+    seen = tripwire.preview(program, torch.ones(3, 4))
+    assert seen.refusal.slug == "prints"
+    assert f"`print` is {what}" in seen.refusal.reason
+    assert instead in seen.refusal.reason
+    assert "print(" in seen.refusal.text
+
+
 def test_a_stream_that_writes_what_the_call_reads_is_refused(monkeypatch) -> None:
     class Counting(io.StringIO):
         def write(self, text):
@@ -611,6 +642,11 @@ def test_messages_with_more_than_a_text_are_refused(logged, options) -> None:
         compiled(torch.ones(2))
         assert take(stream).count(" tell told") == 1
     assert compiled.statistics().hits == 0
+    (name,) = options
+    (refusal,) = tripwire.explain(compiled).refusals
+    assert (refusal.slug, refusal.text) == ("logs", 'logger.info("told", **options)')
+    assert f"a logger is given `{name}`" in refusal.reason
+    assert f"Log without `{name}`" in refusal.reason
 
 
 class Keeping(logging.Handler):

@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from tripwire.imports import find_native
 from tripwire.reading.effects import EffectStep, refer_to
 from tripwire.reading.structure import Building
-from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS, is_global_generator
+from tripwire.rulebook.purity import DRAWS, NUMPY_DRAWS, is_global_generator, refuse_draw
 from tripwire.rulebook.refusals import Refused
 from tripwire.rulebook.rules import Refuse
 from tripwire.values.classes import is_exactly, isinstance
@@ -150,12 +150,13 @@ def draw_whole(
     why = DRAWS if is_pythons else NUMPY_DRAWS
     if shadow is None or not shadow.draws or not is_exactly(generator, *_kinds()):
         return _refuse(state, why)
+    name = f"{'random' if is_pythons else 'numpy.random'}.{function.__name__}"
+    why = refuse_draw(name)
     with state.aside():
         shadow.close_given((args, kwargs), function.__name__)
     given, named = close_values((args, kwargs))
     if not all(is_exactly(one, int, float, type(None)) for one in (*given, *named.values())):
         return _refuse(state, why)
-    name = f"{'random' if is_pythons else 'numpy.random'}.{function.__name__}"
     bounds = _find_bounds(*given, **named) if function.__name__ == "randint" else (0, None)
     one = Draw(refer_to(generator), None, *bounds, function, name, given, named)
     return _draw(state, generator, one, why)
