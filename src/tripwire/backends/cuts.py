@@ -264,7 +264,25 @@ def _find_number(node: fx.Node) -> str | None:
         return _NUMBER
     if _name_of(node) in _MAKES_TENSORS and any(map(_holds_node, _sequences(node.args))):
         return _NUMBER
+    if any(map(_is_tensor, _scalars(node))):
+        return _NUMBER
     return _NUMBER if any(map(_is_tensor, _bounds(node.args))) else None
+
+
+# What torch takes numbers for, tensors too, and then looks at their values: position and name.
+_SCALARS = {
+    "full": ((1, "fill_value"),),
+    "full_like": ((1, "fill_value"),),
+    "new_full": ((2, "fill_value"),),
+    "pad": ((3, "value"),),
+    "threshold": ((1, "threshold"), (2, "value")),
+}
+
+
+def _scalars(node: fx.Node) -> Iterator[Any]:
+    for index, name in _SCALARS.get(_name_of(node).lstrip("_"), ()):
+        yield node.args[index] if len(node.args) > index else node.kwargs.get(name)
+    yield from (node.kwargs.get(name) for name in ("alpha", "beta"))
 
 
 def _is_tensor(argument: Any) -> bool:

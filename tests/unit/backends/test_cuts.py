@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tripwire
 from tripwire.backends.limits import spell_picks
@@ -224,7 +225,38 @@ def of_one(x):
     return torch.tensor(x.sum()) + x
 
 
-NUMBERS = [of_numbers, of_nested_numbers, of_mixed, like_another, of_one]
+def filled(x):
+    return torch.full((2, 3), x.sum().detach()) + torch.full_like(x, x[0, 0].detach()) * x
+
+
+def filled_like_another(x):
+    return x.new_full((2, 3), x.max().detach()) + x.sin()
+
+
+def padded(x):
+    return F.pad(x, (1, 1), value=x[0, 0].detach()) * 2
+
+
+def added_in_part(x):
+    return torch.add(x, x.sin(), alpha=x.max().detach())
+
+
+def over_a_threshold(x):
+    return F.threshold(x * 2, x.min().detach(), 0.0) + 1
+
+
+NUMBERS = [
+    of_numbers,
+    of_nested_numbers,
+    of_mixed,
+    like_another,
+    of_one,
+    filled,
+    filled_like_another,
+    padded,
+    added_in_part,
+    over_a_threshold,
+]
 
 
 def parameter(x):
