@@ -32,7 +32,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct, field
 
-from tripwire.env import LOCALS_ARE_COPIES, is_installed_file, is_library_file, is_own_code
+from tripwire.env import (
+    LOCALS_ARE_COPIES,
+    is_installed_file,
+    is_library_file,
+    is_numpys_file,
+    is_own_code,
+)
 from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
@@ -124,7 +130,9 @@ class Opening(Struct, frozen=True):
         has_numbers = bool(self.numbers or self.spots or self.takes or self.draws)
         if is_library_file(file):
             return has_numbers and returns_plain_number(code)
-        if asks_for_modes(code) or (self.has_numpys and "type" in code.co_names):
+        if asks_for_modes(code):
+            return True
+        if self.has_numpys and "type" in code.co_names and not is_numpys_file(file):
             return True
         if is_installed_file(file):
             return has_numbers and needs_plain_numbers(code)
