@@ -39,6 +39,7 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
+from tripwire.reading.meeting import INSIDE
 from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
@@ -147,9 +148,15 @@ class ReadSet:
 
     @cached_property
     def labels(self) -> frozenset[str]:
-        """Which of the names and texts of functions and classes a user's function may read."""
-        names = (LABELS & find_uses(code).attributes.keys() for code in self._users)
+        """Which of the names and texts of functions and classes may be read; torch reads none."""
+        codes = [code for code in self._codes if torch_path(code.co_filename) is None]
+        names = (LABELS & find_uses(code).attributes.keys() for code in codes)
         return (LABELS & self._computed).union(*names)
+
+    @cached_property
+    def looks_inside(self) -> bool:
+        """Whether the code, the cells and the defaults of functions that didn't run may be read."""
+        return not INSIDE.isdisjoint((*self.uses.attributes, *self._stored))
 
     @cached_property
     def stored(self) -> frozenset[str]:
@@ -308,13 +315,17 @@ class ReadSet:
         """Whether a function's code ran."""
         return id(function.__code__) in self._executed
 
+    def is_looked_into(self, function: FunctionType) -> bool:
+        """Whether the code, the cells and the defaults of a function may have been read."""
+        return self.looks_inside or self.is_executed(function)
+
     def filter_of(self, holder: Holder) -> frozenset[Any] | None:
         """The keys of a holder that count; None where all of them do."""
         match holder.kind:
             case NamesKind() as kind:
                 return frozenset(kind.names)
             case CellsKind() | CodeKind():
-                return None if self.is_executed(holder.owner) else frozenset()
+                return None if self.is_looked_into(holder.owner) else frozenset()
             case AttributesKind() | SlotsKind():
                 return self.names_of(holder.owner)
             case TableKind(name=name):

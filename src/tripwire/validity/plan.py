@@ -296,7 +296,7 @@ class _PlanBuilder:
                 path,
                 held,
                 None if self._is_idle(value) else on_death,
-                self.forms.get(id(value)),
+                () if self._is_idle(value) else self.forms.get(id(value)),
                 labels,
             )
             for value, path in objects
@@ -385,22 +385,17 @@ class _PlanBuilder:
             self._watch_builtins(spaces, holder)
 
     def _find_objects(self) -> list[tuple[object, Source]]:
-        """Objects whose class was read, functions whose code was, classes whose bases were."""
+        """Objects whose class may have been read, functions, and classes whose bases were."""
         objects: list[tuple[object, Source]] = [
             (item, path)
             for item, path, anchored in (*self.reach.modules, *self.reach.objects)
             if anchored
         ]
-        objects += [
-            (f, path)
-            for f, path in self.reach.functions
-            if self.reads.labels or self.reads.is_executed(f)
-        ]
-        return objects + self.reach.classes
+        return [*objects, *self.reach.functions, *self.reach.classes]
 
     def _is_idle(self, value: object) -> bool:
-        """Whether it is a function that didn't run: its name and texts may have been read."""
-        return isinstance(value, FunctionType) and not self.reads.is_executed(value)
+        """Whether it is a function of which only texts and attributes may have been read."""
+        return isinstance(value, FunctionType) and not self.reads.is_looked_into(value)
 
     def _watch_tensors(
         self, spaces: dict[int, _Space], objects: list[tuple[object, Source]]
