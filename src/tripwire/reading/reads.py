@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -148,8 +149,9 @@ class ReadSet:
 
     @cached_property
     def labels(self) -> frozenset[str]:
-        """Which of the names and texts of functions and classes may be read; torch reads none."""
-        codes = [code for code in self._codes if torch_path(code.co_filename) is None]
+        """Which of the names and texts of functions and classes a user's function may read."""
+        asking = [code for code in self._codes if code.co_filename == inspect.__file__]
+        codes = (*self._users, *asking)
         names = (LABELS & find_uses(code).attributes.keys() for code in codes)
         return (LABELS & self._computed).union(*names)
 
