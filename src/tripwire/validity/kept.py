@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tripwire.reading.kinds import ABSENT
 from tripwire.reading.names import fingerprint
-from tripwire.reading.tensors import PLAIN_TENSORS, storage_of
+from tripwire.reading.tensors import PLAIN_TENSORS, sparse_form, storage_of
 from tripwire.validity.table import TableRow
 from tripwire.values.classes import ids_of, is_exactly, name_of
 from tripwire.values.contents import elements_of
@@ -93,19 +93,22 @@ class Held:
 
 
 class Sizes:
-    """The sizes of tensors of state that `out=` may have changed, which nothing reports."""
+    """The sizes of tensors of state that `out=` may have changed, which nothing reports.
+
+    The form of sparse ones: `s.add_(other)` may leave it uncoalesced.
+    """
 
     __slots__ = ("_refs", "_seen")
 
     def __init__(self, tensors: Sequence[torch.Tensor], held: Held) -> None:
         self._refs = [held.refer_to(tensor) or Hidden(tensor) for tensor in tensors]
-        self._seen = [tensor.shape for tensor in tensors]
+        self._seen = [(tensor.shape, sparse_form(tensor)) for tensor in tensors]
 
     def are_same(self) -> bool:
         """Whether each has the size that it had. One that is gone retires its entry anyway."""
         found: list[Any] = [refer() for refer in self._refs]
         pairs = zip(found, self._seen, strict=True)
-        return all(tensor is None or tensor.shape == seen for tensor, seen in pairs)
+        return all(t is None or (t.shape, sparse_form(t)) == seen for t, seen in pairs)
 
 
 class Memory:
