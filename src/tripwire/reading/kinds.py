@@ -510,6 +510,9 @@ class ArrayKind(Kind):
         # A subclass may have a `tobytes` or `__bytes__` of its own.
         raw = numpy.ndarray.tobytes(owner) if is_array else memoryview(owner).tobytes()
         form = f"{getattr(owner, 'dtype', type(owner).__name__)}{getattr(owner, 'shape', '')}"
+        if is_array:  # a view of the same values may lie otherwise, or be read-only
+            array = numpy.ndarray
+            form += f"{array.strides.__get__(owner)}{array.flags.__get__(owner).num}"
         return ("values",), (form.encode() + raw,)
 
     def step(self, path: Source, key: Any) -> Source:

@@ -17,9 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tripwire.reading.effects import Carried
-from tripwire.reading.holders import Holder
+from tripwire.reading.holders import PLACES, Holder
 from tripwire.reading.kinds import (
     ABSENT,
+    ARRAY,
     CODE,
     ELEMENTS,
     MEMBERS,
@@ -36,7 +37,7 @@ from tripwire.telemetry.compiles import ARM, PLAN
 from tripwire.tracing.modes import Contexts, contexts_of
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
-from tripwire.validity.kept import Alike, Held, Keeper, Memory, content_of, refer
+from tripwire.validity.kept import Alike, ArrayPlace, Held, Keeper, Memory, content_of, refer
 from tripwire.validity.probes import Probe, build_probe, choose
 from tripwire.validity.standing import Rebinding, may_rebind
 from tripwire.validity.table import Check, Guards
@@ -44,6 +45,7 @@ from tripwire.validity.ways import Ways, find_done, lay_crossings
 from tripwire.validity.wires import DictWire, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
+from tripwire.values.identity import is_plain_array
 from tripwire.writes.sentry import Sentry
 
 if TYPE_CHECKING:
@@ -321,13 +323,32 @@ class _PlanBuilder:
 
     def find_keeper(self) -> Keeper:
         """What values are compared with: an equal list will do if its identity isn't read."""
+        arrays = self._find_arrays()
         if self.reads.compares_identity:
-            return Keeper(tells_numbers=self.reads.asks_which_number)
+            return Keeper(tells_numbers=self.reads.asks_which_number, arrays=arrays)
         constants = (constant.value for constant in self.trace.constants)
         itself = (*self.reach.aliases, *constants)
         named = {*self.completion.handed_out, *self.reach.fresh, *map(id, itself)}
         self.alike = self._find_alike(named)
-        return Keeper(self.alike, lambda value: id(value) in named)
+        return Keeper(self.alike, lambda value: id(value) in named, arrays=arrays)
+
+    def _find_arrays(self) -> dict[int, ArrayPlace]:
+        """Where the arrays lie that the run read; NumPy's own class alone, by identity."""
+        found = {
+            id(holder.owner): holder
+            for holder in self.reads.holders
+            if holder.kind is ARRAY and holder.anchored and is_plain_array(holder.owner)
+        }
+        places: dict[int, ArrayPlace] = {}
+        for holder in self.reads.holders if found else ():
+            if holder.anchored and isinstance(holder.kind, PLACES):
+                for key, kept in zip(holder.keys, holder.kept, strict=True):
+                    array = found.get(id(kept))
+                    if array is not None and str(holder.step(key)) == str(array.path):
+                        place = ArrayPlace(refer(holder.owner), holder.kind, key, kept)
+                        if place() is kept:  # the run hasn't put another one there
+                            places[id(kept)] = place
+        return places
 
     def _find_alike(self, named: set[int]) -> dict[int, tuple[Alike, ...]]:
         """Lists and sets of plain values that the run only reads, once for each place."""
