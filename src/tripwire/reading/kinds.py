@@ -354,10 +354,12 @@ class CellsKind(Kind):
         return Cell(path, key)
 
     def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
-        return id(cells_of(owner)[key]), None
+        cell = cells_of(owner).get(key)  # none, once the function has code with other names
+        return (id(owner), key) if cell is None else (id(cell), None)
 
     def get(self, owner: Any, key: Any) -> object:
-        return _contents(cells_of(owner)[key])
+        cell = cells_of(owner).get(key)
+        return ABSENT if cell is None else _contents(cell)
 
 
 def _contents(cell: CellType) -> object:

@@ -77,8 +77,9 @@ _TABLE_WALKERS = words(
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
-# Called by way of a class or of `super()`, these read an object that nobody asked for anything.
-_PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__"})
+# Called by way of a class, of `super()` or of a slot, these read an object that nobody asked for
+# anything.
+_PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__", "__get__"})
 _GETS_ATTRIBUTES, _GETS_STATE = object.__getattribute__, object.__getstate__
 # They look attributes up by names that are computed; as they are outside a run.
 _HIDING = ids_of(getattr, hasattr, setattr, delattr, vars, dir, operator.attrgetter)

@@ -58,6 +58,12 @@ held = {"fn": fn}
 short = lambda q=1: q
 part = functools.partial(other, 1, k=2)
 
+class S:
+    __slots__ = ("p", "q")
+
+s = S()
+s.p, s.q = 1, 2
+
 @functools.wraps(fn)
 def wrapped(*args, **kwargs):
     return fn(*args, **kwargs)
@@ -111,6 +117,29 @@ CODE = {
         "inspect.isgeneratorfunction(other)",
         "other.__code__ = (lambda a: (yield)).__code__",
     ),
+}
+RENAMED = {
+    "called": "fn()",
+    "looked into": "fn.__closure__[0].cell_contents",
+    "with names": "dict(zip(fn.__code__.co_freevars, [c.cell_contents for c in fn.__closure__]))",
+    "through an object": "o.fn() + 1",
+    "behind a wrapper": "wrapped()",
+}
+TEXTS = {
+    "repr": ("repr(other).split()[1]", "other.__qualname__ = 'q'"),
+    "in a text": ("f'{other}'.split()[1]", "other.__qualname__ = 'q'"),
+    "a method's": ("str(o.method).split()[2]", "C.method.__qualname__ = 'q'"),
+    "a class's": ("repr(C).split('.')[-1]", "C.__qualname__ = 'q'"),
+    "an object's": ("repr(o).split()[0].split('.')[-1]", "C.__qualname__ = 'q'"),
+    "in a list": ("str([other]).split()[1]", "other.__qualname__ = 'q'"),
+}
+SLOTS = {
+    "a slot": ("S.p.__get__(s)", "s.p = 4"),
+    "in the class's dict": ("S.__dict__['q'].__get__(s)", "s.q = 4", "S.q = S.p"),
+    "with a class": ("S.p.__get__(s, S)", "s.p = 4"),
+    "of type": ("type(S.p).__get__(S.p, s)", "s.p = 4"),
+    "a property": ("C.prop.__get__(o)", "C.prop = property(lambda self: 5)"),
+    "a function": ("C.method.__get__(o)()", "C.method.__defaults__ = (4,)"),
 }
 DEFAULTS = {
     "by position": ("str(fn.__defaults__)", "fn.__defaults__ = (7,)", "fn.__defaults__ = None"),
@@ -203,6 +232,27 @@ def test_who_reads_defaults_and_signatures_sees_others(name, backend, tmp_path) 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_who_reads_attributes_of_a_function_sees_another_dict(name, backend, tmp_path) -> None:
     read, *writes = ATTRIBUTES[name]
+    _check(read, tuple(writes), backend, tmp_path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_function_may_get_code_that_names_its_cells_otherwise(name, backend, tmp_path) -> None:
+    renamed = "fn.__code__ = fn.__code__.replace(co_freevars=('other',))"
+    _check(RENAMED[name], ("put(3.0)", renamed, "put(5.0)"), backend, tmp_path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_who_shows_a_function_or_an_object_sees_another_name(name, backend, tmp_path) -> None:
+    read, *writes = TEXTS[name]
+    _check(read, tuple(writes), backend, tmp_path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SLOTS)
+def test_who_asks_a_descriptor_itself_reads_the_object(name, backend, tmp_path) -> None:
+    read, *writes = SLOTS[name]
     _check(read, tuple(writes), backend, tmp_path)
 
 
