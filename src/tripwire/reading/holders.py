@@ -157,7 +157,7 @@ class _PlantedNumber(NamedTuple):
     plain: object
 
 
-_PLACES = (
+PLACES = (
     *(AttributesKind, SlotsKind, TableKind, ClassDictKind),
     *(ItemsKind, ElementsKind, CellsKind, NamesKind),
 )
@@ -341,7 +341,7 @@ class Holders:
     def find_place(self, value: object, path: str) -> tuple[Holder, Any] | None:
         """What holds a value under the name or position that a path says, on every call."""
         for holder in self.all:
-            if holder.anchored and isinstance(holder.kind, _PLACES):
+            if holder.anchored and isinstance(holder.kind, PLACES):
                 for key, kept in zip(holder.keys, holder.kept, strict=True):
                     if strong(kept) is value and is_exactly(key, str, int):
                         if str(holder.step(key)) == path:

@@ -354,10 +354,12 @@ class CellsKind(Kind):
         return Cell(path, key)
 
     def spot(self, owner: Any, key: Any) -> tuple[int, Any]:
-        return id(cells_of(owner)[key]), None
+        cell = cells_of(owner).get(key)  # none, once the function has code with other names
+        return (id(owner), key) if cell is None else (id(cell), None)
 
     def get(self, owner: Any, key: Any) -> object:
-        return _contents(cells_of(owner)[key])
+        cell = cells_of(owner).get(key)
+        return ABSENT if cell is None else _contents(cell)
 
 
 def _contents(cell: CellType) -> object:
@@ -510,6 +512,9 @@ class ArrayKind(Kind):
         # A subclass may have a `tobytes` or `__bytes__` of its own.
         raw = numpy.ndarray.tobytes(owner) if is_array else memoryview(owner).tobytes()
         form = f"{getattr(owner, 'dtype', type(owner).__name__)}{getattr(owner, 'shape', '')}"
+        if is_array:  # a view of the same values may lie otherwise, or be read-only
+            array = numpy.ndarray
+            form += f"{array.strides.__get__(owner)}{array.flags.__get__(owner).num}"
         return ("values",), (form.encode() + raw,)
 
     def step(self, path: Source, key: Any) -> Source:

@@ -116,6 +116,8 @@ _TABLES = {
     for indexed in (False, True)
     for keyed in (False, True)
 }
+# Whoever names these may look into a function that doesn't run.
+INSIDE = frozenset({"__code__", "__closure__", "__defaults__", "__kwdefaults__", "cell_contents"})
 _COMPILED, _DISPATCHER = "tripwire.dispatch.compiled", "_tripwire_dispatcher"
 _OF_LOGGER = frozenset({"level", "disabled", "parent"})
 _OF_MANAGER = frozenset({"_disable"})
@@ -145,6 +147,7 @@ class Meeting(ABC):
         self._closed: dict[int, object] = {}  # sets whose members weren't met, by identity
         self._hashes_by_code = False  # a class was met that may compare itself with such a member
         self._entered: set[int] = set()  # functions whose cells and defaults are known
+        self._looks_inside = False  # those that don't run are looked into as well
         self._walked: set[int] = set()  # classes
         self._known: dict[int, _ClassFacts] = {}  # by identity
         self._watched: set[int] = set()  # classes through which lookups are told
@@ -520,9 +523,23 @@ class Meeting(ABC):
         yield from self._attributes(function, path, True)  # those that aren't there, too
         if "__annotations__" in self._names:
             yield from self._annotations_of(function, path)
-        if not waits:
+        if self._looks_inside or not waits:
             self._entered.add(id(function))
             yield from self._inside(function, path)
+
+    def _look_inside(self) -> None:
+        """Code begins that may look into functions that don't run."""
+        if not self._looks_inside:
+            self._looks_inside = True
+            for function, path in tuple(self.functions):
+                self._enter(function, path)
+
+    def _enter(self, function: types.FunctionType, path: Source) -> None:
+        """Meet what a function has with it, once."""
+        if id(function) not in self._entered:
+            self._entered.add(id(function))
+            for value, step in self._inside(function, path):
+                self.walk(value, step, True)
 
     def _inside(self, function: types.FunctionType, path: Source) -> Reached:
         """What a function has with it when it runs."""
@@ -553,9 +570,10 @@ class Meeting(ABC):
     def _spelled_by(self, getter: Any, path: Source) -> None:
         """Names that C code will look up: they are in no code object."""
         parts = getter.__reduce__()[1]
-        self.spelled_names.update(
-            name for part in parts if isinstance(part, str) for name in part.split(".")
-        )
+        names = {name for part in parts if isinstance(part, str) for name in part.split(".")}
+        self.spelled_names |= names
+        if not INSIDE.isdisjoint(names):
+            self._look_inside()
         if any(id(type(part)) not in LEAVES for part in parts):  # arguments of a methodcaller
             self.opaque.append((getter, path))
 
@@ -566,7 +584,7 @@ class Meeting(ABC):
                 self.opaque.append((holder, path))
 
     def _memo_children(self, memo: Any, path: Source) -> Reached:
-        yield memo.__wrapped__, Attr(path, "__wrapped__")
+        yield (own_dict(memo) or {}).get("__wrapped__"), Attr(path, "__wrapped__")
         # With a limit, the memo itself refers to what it holds; without, a dict of its own does.
         own, space = own_dict(memo), kinds.MEMO.space_of(memo)
         for value in (*space, *space.values(), *gc.get_referents(memo)):

@@ -32,7 +32,7 @@ from tripwire.reading.account import RECORDED
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.holders import Holder, strong
 from tripwire.reading.kinds import ABSENT, ATTRIBUTES, CODE, MEMBERS, SLOTS, NamesKind, TableKind
-from tripwire.reading.meeting import LEAVES, Reached, shows_all
+from tripwire.reading.meeting import INSIDE, LEAVES, Reached, shows_all
 from tripwire.reading.names import find_global_names
 from tripwire.reading.pythonmodules import OF_WHOLES, ModuleMeeting
 from tripwire.reading.reader import (
@@ -77,8 +77,9 @@ _TABLE_WALKERS = words(
     "parameters named_buffers buffers apply _apply state_dict train requires_grad_ "
     "zero_grad __dir__"
 )
-# Called by way of a class or of `super()`, these read an object that nobody asked for anything.
-_PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__"})
+# Called by way of a class, of `super()` or of a slot, these read an object that nobody asked for
+# anything.
+_PAST_LOOKUPS = frozenset({"__getattribute__", "__getstate__", "__get__"})
 _GETS_ATTRIBUTES, _GETS_STATE = object.__getattribute__, object.__getstate__
 # They look attributes up by names that are computed; as they are outside a run.
 _HIDING = ids_of(getattr, hasattr, setattr, delattr, vars, dir, operator.attrgetter)
@@ -352,6 +353,8 @@ class Reach(ModuleMeeting):
         """
         if "__getattribute__" in code.co_names and code.co_name not in LOOKUPS:
             self._aside(self._open_all)
+        if not INSIDE.isdisjoint(code.co_names):  # `inspect.signature`
+            self._aside(self._look_inside)
         if isinstance(self.reader, Twin) and code not in ACCESSORS:
             self._aside(self._tell_twin, find_uses(code))
             if code.co_name in _TABLE_WALKERS:
@@ -359,6 +362,8 @@ class Reach(ModuleMeeting):
 
     def see_computed(self, name: str) -> None:
         """An attribute is about to be looked up under a name that no code object tells."""
+        if name in INSIDE:
+            self._aside(self._look_inside)
         if isinstance(self.reader, Twin):
             self._aside(self.reader.see_names, frozenset({name}))
 
@@ -389,10 +394,7 @@ class Reach(ModuleMeeting):
         for function, path, name in self._by_code.pop(id(code), ()):
             if id(function) not in self._sources:
                 self.walk(function, path if name is None else Attr(path, name), True)
-            if id(function) not in self._entered:
-                self._entered.add(id(function))
-                for value, step in self._inside(function, self._sources[id(function)]):
-                    self.walk(value, step, True)
+            self._enter(function, self._sources[id(function)])
 
     def _walk_loaded_modules(self, uses: Uses, path: Source) -> None:
         """Reach what a function takes from `sys.modules` by constant names."""
@@ -411,6 +413,8 @@ class Reach(ModuleMeeting):
         for known, path in self._list_open() if names else ():
             for value, step in self._names_of(known, path, names):
                 self.walk(value, step, True)
+        if not INSIDE.isdisjoint(names):
+            self._look_inside()
         self._uses = uses
         late = names & MADE_BY_PYTHON
         if late:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +40,7 @@ from tripwire.reading.kinds import (
     TableKind,
     ThreadLocalKind,
 )
+from tripwire.reading.meeting import INSIDE
 from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
@@ -154,8 +156,15 @@ class ReadSet:
     @cached_property
     def labels(self) -> frozenset[str]:
         """Which of the names and texts of functions and classes a user's function may read."""
-        names = (LABELS & find_uses(code).attributes.keys() for code in self._users)
+        asking = [code for code in self._codes if code.co_filename == inspect.__file__]
+        codes = (*self._users, *asking)
+        names = (LABELS & find_uses(code).attributes.keys() for code in codes)
         return (LABELS & self._computed).union(*names)
+
+    @cached_property
+    def looks_inside(self) -> bool:
+        """Whether the code, the cells and the defaults of functions that didn't run may be read."""
+        return not INSIDE.isdisjoint((*self.uses.attributes, *self._stored))
 
     @cached_property
     def stored(self) -> frozenset[str]:
@@ -314,13 +323,17 @@ class ReadSet:
         """Whether a function's code ran."""
         return id(function.__code__) in self._executed
 
+    def is_looked_into(self, function: FunctionType) -> bool:
+        """Whether the code, the cells and the defaults of a function may have been read."""
+        return self.looks_inside or self.is_executed(function)
+
     def filter_of(self, holder: Holder) -> frozenset[Any] | None:
         """The keys of a holder that count; None where all of them do."""
         match holder.kind:
             case NamesKind() as kind:
                 return frozenset(kind.names)
             case CellsKind() | CodeKind():
-                return None if self.is_executed(holder.owner) else frozenset()
+                return None if self.is_looked_into(holder.owner) else frozenset()
             case AttributesKind() | SlotsKind():
                 return self.names_of(holder.owner)
             case TableKind(name=name):

@@ -54,6 +54,7 @@ class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    sparse: tuple[object, ...] | None = None  # see sparse_form
 
     def build(self) -> torch.Tensor:
         """A tensor of this form; its values are anything."""
@@ -70,7 +71,8 @@ class TensorMeta(NamedTuple):  # a tuple: one per node, see SourceRange
     def full(self) -> str:
         """Everything, for messages about differences."""
         grad = ", requires grad" if self.requires_grad else ""
-        return f"{self} on {self.device}, strides {self.stride}{grad}"
+        sparse = "" if self.sparse is None else f", sparse {self.sparse}"
+        return f"{self} on {self.device}, strides {self.stride}{sparse}{grad}"
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
@@ -102,6 +104,24 @@ def quietly(ask: Callable[[torch.Tensor], _Answer]) -> Callable[[torch.Tensor], 
     return asked
 
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def sparse_form(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """What a sparse tensor is beside its sizes: coalesced or not, and which dimensions are dense.
+
+    How many elements it has isn't part of it: where that is read, it is a value.
+    """
+    if tensor.layout is torch.sparse_coo:
+        return tensor.is_coalesced(), tensor.sparse_dim(), tensor.dense_dim()
+    if tensor.layout in _COMPRESSED:
+        dense = tensor.dense_dim()
+        return dense, *tensor.values().shape[
+            tensor.dim() - 1 - dense :
+        ]  # blocks, and what is dense
+    return None
+
+
 @quietly
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """The metadata of a tensor as it is now."""
@@ -112,6 +132,7 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
         tensor.dtype,
         tensor.device,
         tensor.requires_grad,
+        None if tensor.layout is torch.strided or nested else sparse_form(tensor),
     )
 
 

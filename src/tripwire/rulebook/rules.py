@@ -96,7 +96,7 @@ _QUERIES = _SIZE_QUERIES | words(
     "element_size "
     "is_cuda is_cpu is_xpu is_ipu is_hpu is_mps is_maia is_meta is_mkldnn is_mtia is_nested "
     "is_ort is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_floating_point is_complex "
-    "is_signed is_conj is_neg is_inference is_pinned is_shared is_coalesced is_distributed "
+    "is_signed is_conj is_neg is_inference is_pinned is_shared is_distributed "
     "is_tensor has_names get_device sparse_dim dense_dim _is_view _is_zerotensor qscheme "
     "result_type can_cast promote_types broadcast_shapes grad_dtype __dir__ "
     "_has_compatible_shallow_copy_type"
@@ -107,7 +107,8 @@ SIZED_BY_DATA = words(
     "_consecutive_return_output _consecutive_return_inverse _consecutive_return_counts "
     "bincount where repeat_interleave __getitem__ tensor_split to_sparse to_sparse_csr "
     "to_sparse_csc to_sparse_coo sparse_coo_tensor coalesce one_hot _pack_padded_sequence "
-    "_pad_packed_sequence linalg_lstsq _ctc_loss unique_dim_consecutive"
+    "_pad_packed_sequence linalg_lstsq _ctc_loss unique_dim_consecutive "
+    "values _values indices _indices col_indices row_indices"  # of sparse tensors
 )
 # Functions whose first argument is a size; that of others is the tensor to work on.
 SIZED_FIRST = words(

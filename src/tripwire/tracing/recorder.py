@@ -285,6 +285,7 @@ class Recorder(TorchFunctionMode):
         copy = self._record(torch.Tensor.clone, copy)
         if name == "tolist":
             count = tensor.numel()
+            self._note_size("size", (tensor,), {}, tensor.size())
             if tensor.dim() > 1:
                 copy = self._record(torch.Tensor.reshape, copy, (count,))
             copies = [self._record(torch.Tensor.__getitem__, copy, i) for i in range(count)]
@@ -365,18 +366,24 @@ class Recorder(TorchFunctionMode):
             if rule.name == "grad_fn" and value is not None and not is_library_caller(3):
                 state.refuse(Refusal("autograd-graph", _GRAD_FN, self._range()))
         if rule.of_size and state.met_data_sizes and isinstance(args[0], torch.Tensor):
-            known = state.values.find(args[0])
-            if known is not None and known.sized_by and known.node is not None:
-                add_branch(
-                    state,
-                    rule.name,
-                    functools.partial(ask_tensor, rule.name),
-                    (known.node, *args[1:]),
-                    kwargs,
-                    value,
-                    self._range(),
-                    instead=known.sized_by,
-                )
+            self._note_size(rule.name, args, kwargs, value)
+
+    def _note_size(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], value: object
+    ) -> None:
+        """Python uses a size of a tensor: if values decide on it, that is a branch."""
+        known = self.state.values.find(args[0])
+        if known is not None and known.sized_by and known.node is not None:
+            add_branch(
+                self.state,
+                name,
+                functools.partial(ask_tensor, name),
+                (known.node, *args[1:]),
+                kwargs,
+                value,
+                self._range(),
+                instead=known.sized_by,
+            )
 
 
 _DIFFERENTIATING: frozenset[Any] = frozenset({torch.Tensor.backward, torch.autograd.grad})

@@ -169,14 +169,17 @@ class Admission:
                 writer.check("state", f"not {found}", "requires_grad=False", found)
 
     def _write_sizes(self, writer: GuardWriter) -> None:
-        """`out=` gives a tensor another size, silently if it is empty. No writer of it is known."""
+        """Nobody tells of these: `out=` gives a tensor another size, silently if it is empty;
+
+        arithmetic in place may leave a sparse one uncoalesced.
+        """
         given = (node.kwargs["out"] for node in self.trace.graph.nodes if "out" in node.kwargs)
         taking = {node for out in given for node in tree_leaves(out)}
         placeholders = self.trace.graph.find_nodes(op="placeholder")[len(self.trace.numbers) :]
         pairs = zip(placeholders, self.completion.tensors, strict=True)
         taken = {id(tensor) for node, tensor in pairs if node in taking}
         state = [*self._held.tensors, *(tensor for tensor, _ in self.completion.asked)]
-        found = [one for one in state if id(one) in taken or _is_empty(one)]
+        found = [one for one in state if id(one) in taken or _is_empty(one) or _is_sparse(one)]
         if found:
             sizes = writer.constant(Sizes(found, self._held).are_same)
             writer.check("state", f"{sizes}()", "tensors of the same sizes", "'others'")
@@ -570,6 +573,10 @@ def _has_kind(value: object, facts: tuple[TensorMeta, Traits]) -> bool:
     now, traits = traits_of(value), facts[1]
     same = now[:3] == traits[:3] and now.is_leaf == traits.is_leaf and now.wrapped == traits.wrapped
     return same and meta == facts[0]
+
+
+def _is_sparse(tensor: torch.Tensor) -> bool:
+    return meta_of(tensor).sparse is not None
 
 
 def _is_empty(tensor: torch.Tensor) -> bool:

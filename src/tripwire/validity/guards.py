@@ -45,6 +45,7 @@ from tripwire.reading.tensors import (
     Traits,
     find_leaf,
     meta_of,
+    sparse_form,
     traits_of,
     wraps_of,
 )
@@ -256,6 +257,8 @@ class GuardWriter:
             parts.append(f"{name}.shape == {self.constant(torch.Size(meta.shape))}")
             if meta.stride is not None:
                 parts.append(f"{name}.stride() == {meta.stride!r}")
+            if meta.sparse is not None:
+                parts.append(f"{self.constant(sparse_form)}({name}) == {meta.sparse!r}")
         else:  # whose `__torch_function__` would be told
             form, keys = self.constant(table.form_of), table.dispatch_keys(tensor)
             seen = self.constant((*table.select_form(meta, traits), keys))
@@ -571,7 +574,7 @@ class GuardWriter:
 _Form = tuple[torch.Tensor, list[int | None], list[int | None]]
 _SEVERAL = (int, float, complex, str, bytes, range, slice, torch.Size, torch.device)
 # What Python can ask a tensor beside its metadata; asked only where executed code names it.
-_QUERIES = words("_is_view is_shared is_pinned is_coalesced sparse_dim dense_dim qscheme")
+_QUERIES = words("_is_view is_shared is_pinned qscheme")
 _LONGEST = vars(deque)["maxlen"].__get__  # runs no code of a subclass
 
 # Subclasses of these hold a value that no attribute shows.

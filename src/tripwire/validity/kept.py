@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from tripwire.reading.kinds import ABSENT
+from tripwire.reading.kinds import ABSENT, Kind
 from tripwire.reading.names import fingerprint
-from tripwire.reading.tensors import PLAIN_TENSORS, storage_of
+from tripwire.reading.tensors import PLAIN_TENSORS, sparse_form, storage_of
 from tripwire.validity.table import TableRow
 from tripwire.values.classes import ids_of, is_exactly, name_of
 from tripwire.values.contents import elements_of
@@ -93,19 +93,22 @@ class Held:
 
 
 class Sizes:
-    """The sizes of tensors of state that `out=` may have changed, which nothing reports."""
+    """The sizes of tensors of state that `out=` may have changed, which nothing reports.
+
+    The form of sparse ones: `s.add_(other)` may leave it uncoalesced.
+    """
 
     __slots__ = ("_refs", "_seen")
 
     def __init__(self, tensors: Sequence[torch.Tensor], held: Held) -> None:
         self._refs = [held.refer_to(tensor) or Hidden(tensor) for tensor in tensors]
-        self._seen = [tensor.shape for tensor in tensors]
+        self._seen = [(tensor.shape, sparse_form(tensor)) for tensor in tensors]
 
     def are_same(self) -> bool:
         """Whether each has the size that it had. One that is gone retires its entry anyway."""
         found: list[Any] = [refer() for refer in self._refs]
         pairs = zip(found, self._seen, strict=True)
-        return all(tensor is None or tensor.shape == seen for tensor, seen in pairs)
+        return all(t is None or (t.shape, sparse_form(t)) == seen for t, seen in pairs)
 
 
 class Memory:
@@ -231,6 +234,57 @@ class ThatNumber(Kept):
         return ABSENT
 
 
+class KeptArray(Kept):
+    """An array, by its identity: NumPy resizes none that has a weak reference.
+
+    Another one may get the same identity once this one is gone. Then it counts as this one: its
+    form and values are compared on every call, by a wire that finds it in its `ArrayPlace`.
+    """
+
+    __slots__ = ("_identity",)
+
+    def __init__(self, array: object) -> None:
+        super().__init__(None)
+        self._cls = type(array)
+        self._identity = id(array)
+
+    @property
+    def is_gone(self) -> bool:
+        return False  # nobody knows
+
+    def is_same(self, value: object) -> bool:
+        """Whether a value is this array."""
+        return id(value) == self._identity and type(value) is self._cls
+
+    def spell(self, found: str, constant: Callable[[object], str]) -> str:
+        return f"{constant(self)}.is_same({found})"
+
+    def fill(self, row: TableRow) -> TableRow | None:
+        return None
+
+    @property
+    def item(self) -> object:
+        return ABSENT
+
+    def __str__(self) -> str:
+        return f"{name_of(self._cls)} object"
+
+
+class ArrayPlace:
+    """Where an array lies, on every call; gives None once another one lies there."""
+
+    __slots__ = ("_key", "_kind", "_owner", "_seen")
+
+    def __init__(self, owner: Callable[[], object], kind: Kind, key: Any, array: object) -> None:
+        self._owner, self._kind, self._key = owner, kind, key
+        self._seen = KeptArray(array)
+
+    def __call__(self) -> object:
+        owner = self._owner()
+        found = None if owner is None else self._kind.get(owner, self._key)
+        return found if self._seen.is_same(found) else None
+
+
 class Alike(Kept):
     """A container of plain values that may be replaced by an equal one.
 
@@ -308,7 +362,7 @@ _CONTAINERS = ids_of(list, set, tuple, frozenset)
 class Keeper:
     """Makes what wires compare with: a value, or any equal one if its identity isn't read."""
 
-    __slots__ = ("_alike", "_is_itself", "_places", "_tells_numbers")
+    __slots__ = ("_alike", "_arrays", "_is_itself", "_places", "_tells_numbers")
 
     def __init__(
         self,
@@ -316,10 +370,12 @@ class Keeper:
         is_itself: Callable[[object], bool] = lambda _: True,
         *,
         tells_numbers: bool = False,
+        arrays: Mapping[int, ArrayPlace] = MappingProxyType({}),
     ) -> None:
         self._alike = alike  # mutable containers, by identity; one for each place that has it
         self._is_itself = is_itself  # whether it matters which object it is
         self._tells_numbers = tells_numbers  # whether it matters which of equal numbers it is
+        self._arrays = arrays  # by identity
         self._places = {key: iter(found) for key, found in alike.items()}
 
     def is_by_value(self, value: object) -> bool:
@@ -332,6 +388,8 @@ class Keeper:
         """What to compare with, in one more place."""
         if self._tells_numbers and is_exactly(value, int, float):
             return ThatNumber(value)
+        if id(value) in self._arrays:
+            return KeptArray(value)
         found = next(self._places.get(id(value), iter(())), None)
         if found is None and id(type(value)) in _FROZEN and not self._is_itself(value):
             content = content_of(value)
@@ -340,6 +398,8 @@ class Keeper:
 
     def find_ways(self, owner: object) -> tuple[Callable[[], object], ...]:
         """Ways to what holds values: itself, or in each place the equal one that is there now."""
+        if id(owner) in self._arrays:
+            return (self._arrays[id(owner)],)
         found = self._alike.get(id(owner))
         return (refer(owner),) if found is None else tuple(alike.get for alike in found)
 

@@ -17,9 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tripwire.reading.effects import Carried
-from tripwire.reading.holders import Holder
+from tripwire.reading.holders import PLACES, Holder
 from tripwire.reading.kinds import (
     ABSENT,
+    ARRAY,
     CODE,
     ELEMENTS,
     MEMBERS,
@@ -36,7 +37,7 @@ from tripwire.telemetry.compiles import ARM, PLAN
 from tripwire.tracing.modes import Contexts, contexts_of
 from tripwire.tracing.result import Completion, Trace
 from tripwire.validity.admission import Admission, are_held
-from tripwire.validity.kept import Alike, Held, Keeper, Memory, content_of, refer
+from tripwire.validity.kept import Alike, ArrayPlace, Held, Keeper, Memory, content_of, refer
 from tripwire.validity.probes import Probe, build_probe, choose
 from tripwire.validity.standing import Rebinding, may_rebind
 from tripwire.validity.table import Check, Guards
@@ -44,6 +45,7 @@ from tripwire.validity.ways import Ways, find_done, lay_crossings
 from tripwire.validity.wires import DictWire, ObjectWire, PulledWire
 from tripwire.values.classes import isinstance
 from tripwire.values.contents import own_dict
+from tripwire.values.identity import is_plain_array
 from tripwire.writes.sentry import Sentry
 
 if TYPE_CHECKING:
@@ -296,7 +298,7 @@ class _PlanBuilder:
                 path,
                 held,
                 None if self._is_idle(value) else on_death,
-                self.forms.get(id(value)),
+                () if self._is_idle(value) else self.forms.get(id(value)),
                 labels,
             )
             for value, path in objects
@@ -321,13 +323,32 @@ class _PlanBuilder:
 
     def find_keeper(self) -> Keeper:
         """What values are compared with: an equal list will do if its identity isn't read."""
+        arrays = self._find_arrays()
         if self.reads.compares_identity:
-            return Keeper(tells_numbers=self.reads.asks_which_number)
+            return Keeper(tells_numbers=self.reads.asks_which_number, arrays=arrays)
         constants = (constant.value for constant in self.trace.constants)
         itself = (*self.reach.aliases, *constants)
         named = {*self.completion.handed_out, *self.reach.fresh, *map(id, itself)}
         self.alike = self._find_alike(named)
-        return Keeper(self.alike, lambda value: id(value) in named)
+        return Keeper(self.alike, lambda value: id(value) in named, arrays=arrays)
+
+    def _find_arrays(self) -> dict[int, ArrayPlace]:
+        """Where the arrays lie that the run read; NumPy's own class alone, by identity."""
+        found = {
+            id(holder.owner): holder
+            for holder in self.reads.holders
+            if holder.kind is ARRAY and holder.anchored and is_plain_array(holder.owner)
+        }
+        places: dict[int, ArrayPlace] = {}
+        for holder in self.reads.holders if found else ():
+            if holder.anchored and isinstance(holder.kind, PLACES):
+                for key, kept in zip(holder.keys, holder.kept, strict=True):
+                    array = found.get(id(kept))
+                    if array is not None and str(holder.step(key)) == str(array.path):
+                        place = ArrayPlace(refer(holder.owner), holder.kind, key, kept)
+                        if place() is kept:  # the run hasn't put another one there
+                            places[id(kept)] = place
+        return places
 
     def _find_alike(self, named: set[int]) -> dict[int, tuple[Alike, ...]]:
         """Lists and sets of plain values that the run only reads, once for each place."""
@@ -385,22 +406,17 @@ class _PlanBuilder:
             self._watch_builtins(spaces, holder)
 
     def _find_objects(self) -> list[tuple[object, Source]]:
-        """Objects whose class was read, functions whose code was, classes whose bases were."""
+        """Objects whose class may have been read, functions, and classes whose bases were."""
         objects: list[tuple[object, Source]] = [
             (item, path)
             for item, path, anchored in (*self.reach.modules, *self.reach.objects)
             if anchored
         ]
-        objects += [
-            (f, path)
-            for f, path in self.reach.functions
-            if self.reads.labels or self.reads.is_executed(f)
-        ]
-        return objects + self.reach.classes
+        return [*objects, *self.reach.functions, *self.reach.classes]
 
     def _is_idle(self, value: object) -> bool:
-        """Whether it is a function that didn't run: its name and texts may have been read."""
-        return isinstance(value, FunctionType) and not self.reads.is_executed(value)
+        """Whether it is a function of which only texts and attributes may have been read."""
+        return isinstance(value, FunctionType) and not self.reads.is_looked_into(value)
 
     def _watch_tensors(
         self, spaces: dict[int, _Space], objects: list[tuple[object, Source]]

@@ -216,8 +216,8 @@ class ObjectWire:
     """What an object is, beside what its dict holds: its class, its dict, a tensor's form.
 
     A function's code and a partial's arguments are held strongly: they die with their owner, and so
-    does the entry. A function that didn't run is watched only for its name and texts, and may die:
-    if the path to it was read, that path is watched, too.
+    does the entry. A function that neither ran nor was looked into is watched only for its texts
+    and its dict, and may die: if the path to it was read, that path is watched, too.
     """
 
     __slots__ = ("_cls", "_facts", "_labels", "_may_die", "_path", "_ref", "_space")
@@ -236,7 +236,9 @@ class ObjectWire:
         self._path = path
         self._cls = type(value)
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
-        self._facts = facts or _facts_of(value)
+        self._facts = _facts_of(value) if facts is None else facts
+        if isinstance(value, (FunctionType, type)):
+            labels |= {"__qualname__"}  # `repr` shows it, of a class's objects as well
         self._labels = {n: _label_of(value, n) for n in sorted(labels)} if labels else {}
 
     @property
@@ -254,7 +256,7 @@ class ObjectWire:
         """Whether another object is what this one was, its own dict aside."""
         if type(value) is not self._cls:
             return False
-        return all(map(_same_fact, _facts_of(value), self._facts))
+        return not self._facts or all(map(_same_fact, _facts_of(value), self._facts))
 
     def follow(self, value: object) -> None:
         """Be about another object from now on, which the reference leads to already."""
@@ -286,7 +288,7 @@ class ObjectWire:
         if id(own_dict(value)) != self._space:
             return Cause(self._path, "its own __dict__", "another __dict__", writers.whole)
         facts = _facts_of(value)
-        if not all(map(_same_fact, facts, self._facts)):
+        if self._facts and not all(map(_same_fact, facts, self._facts)):
             return Cause(self._path, _describe(self._facts), _describe(facts), writers.whole)
         for name, seen in self._labels.items():
             found = _label_of(value, name)

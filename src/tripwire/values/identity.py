@@ -116,6 +116,11 @@ def is_array(value: object) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
+def is_plain_array(value: object) -> bool:
+    """Whether it is an array of NumPy's own class, not of a subclass."""
+    return is_array(value) and type(value) is sys.modules["numpy"].ndarray
+
+
 def is_looked_into(cls: type) -> bool:
     """Objects of torch's insides, of tripwire and of Python's machinery hold no user's state."""
     module = module_of(cls)
