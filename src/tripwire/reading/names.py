@@ -148,6 +148,15 @@ def asks_for_modes(code: CodeType) -> bool:
     return not _ASK_FOR_MODES.isdisjoint(find_global_names(code))
 
 
+def asks_for_symbols(code: CodeType) -> bool:
+    """Whether a function names torch's classes of symbols, of which open numbers are.
+
+    Or it asks how much memory a number takes.
+    """
+    return not _OF_SYMBOLS.isdisjoint(code.co_names)
+
+
+_OF_SYMBOLS = frozenset({"SymInt", "SymFloat", "getsizeof"})
 _ASK_FOR_MODES = frozenset(
     {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
 )

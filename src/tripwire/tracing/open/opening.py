@@ -37,7 +37,12 @@ from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
 from tripwire.reading.kinds import MEMO, is_link
-from tripwire.reading.names import asks_for_modes, needs_plain_numbers, returns_plain_number
+from tripwire.reading.names import (
+    asks_for_modes,
+    asks_for_symbols,
+    needs_plain_numbers,
+    returns_plain_number,
+)
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import elements_of, filled_slots, own_dict
@@ -128,6 +133,8 @@ class Opening(Struct, frozen=True):
             return True
         if is_installed_file(file):
             return has_numbers and needs_plain_numbers(code)
+        if asks_for_symbols(code):
+            return True
         return needs_plain_numbers(code) or () in find_uses(code).identities
 
     def wants_number(self, path: str) -> bool:
