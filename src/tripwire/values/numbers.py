@@ -264,6 +264,18 @@ def _bitwise(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
     return method
 
 
+def _no_shift(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
+    """Torch's symbols of floats have shifts; no float has, and NumPy's say so in their own words."""
+    compute = getattr(operator, name)
+
+    def method(self: Any, other: Any) -> Any:
+        if not is_numpys(self):
+            return NotImplemented
+        return attempt(compute, *((other, self) if is_reflected else (self, other)))
+
+    return method
+
+
 def _stays_small(ledger: Ledger, compute: Any, right: Any) -> bool:
     """Whether a shift, or a power, is by few bits; of an open one that is decided."""
     if compute in (operator.lshift, operator.pow) and is_open(right):
@@ -475,6 +487,9 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
     for name in ("and_", "or_", "xor", "lshift", "rshift") if base is int else ():
         setattr(cls, f"__{name.strip('_')}__", _bitwise(name, is_reflected=False))
         setattr(cls, f"__r{name.strip('_')}__", _bitwise(name, is_reflected=True))
+    for name in ("lshift", "rshift") if base is float else ():
+        setattr(cls, f"__{name}__", _no_shift(name, is_reflected=False))
+        setattr(cls, f"__r{name}__", _no_shift(name, is_reflected=True))
     if base is int:
         cls.__invert__ = lambda self: -self - 1
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):

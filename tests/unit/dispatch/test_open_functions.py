@@ -7,6 +7,7 @@ import re
 import threading
 from math import cos, exp, pow, sqrt
 
+import numpy as np
 import pytest
 import torch
 from support import check_same
@@ -189,3 +190,43 @@ def test_another_threads_functions_are_plain_while_a_run_has_numbers_open() -> N
     compiled(torch.randn(4), 0.7, wait)
     thread.join()
     assert seen == [float, int, 2.0]
+
+
+def attempt(compute, n):
+    try:
+        return compute(n)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+UNSUITABLE = {
+    "shifted to the left": lambda n: n << 1,
+    "shifted to the right": lambda n: n >> 1,
+    "a shift by it": lambda n: 2 << n,
+    "a shift of a product": lambda n: (n * 2) << 1,
+    "a shift by itself": lambda n: n << n,
+    "shifted in place": lambda n: operator.ilshift(n, 1),
+    "a shift of a text": lambda n: "a" >> n,
+    "bits": lambda n: n & 1.0,
+    "inverted": lambda n: ~n,
+    "a product of matrices": lambda n: n @ 2,
+    "divmod of a text": lambda n: divmod(n, "a"),
+    "a power of three": lambda n: pow(n, 2, 3),
+    "an item": lambda n: n[0],
+    "called": lambda n: n(),
+    "a length": lambda n: len(n),
+    "unpacked": lambda n: [*n],
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [float, np.float64])
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_what_floats_have_not_raises_as_in_plain_python(name, kind, backend) -> None:
+    def call(x, n):
+        return x * n, attempt(UNSUITABLE[name], n), attempt(lambda n: x.shape[0] << n, n)
+
+    compiled = tripwire.compile(call, backend=backend)
+    for n in (2.5, 3.5, 4.0, 0.5, 7.25):
+        x = torch.arange(2 * n + 1)
+        check_same(call(x, kind(n)), compiled(x, kind(n)))
