@@ -9,6 +9,7 @@ as a plain number.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -265,7 +266,7 @@ def _bitwise(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
 
 
 def _no_shift(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
-    """Torch's symbols of floats have shifts; no float has, and NumPy's say so in their own words."""
+    """Torch's symbols of floats have shifts; no float has. NumPy's say so in their own words."""
     compute = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -505,6 +506,30 @@ _complete(OpenFloat, float, "add sub mul truediv floordiv mod")
 # In the words of errors that they raise, and of code that asks for types' names or prints types.
 name_after(OpenInt, int)
 name_after(OpenFloat, float)
+
+
+def call_unbound(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What a method gives that was taken out of int or float, in a tuple: `int.bit_length(n)`.
+
+    None: no number of the run that goes on is among its arguments.
+    """
+    if find_ledger(*args) is None:
+        return None
+    own, named = {int: OpenInt, float: OpenFloat}[method.__objclass__], kwargs or {}
+
+    @functools.wraps(method)
+    def call_plainly(*numbers: Any) -> Any:
+        return method(*numbers, **named)
+
+    value = attempt(call_plainly, *args)
+    if value is NotImplemented:
+        return (value,)
+    if is_exactly(args[0], own) and not any(map(is_numpys, args)):  # it would give one of NumPy's
+        value = getattr(own, method.__name__)(*args, **named)
+    else:
+        for number in args:
+            _close_all(number, None, method.__name__, None)
+    return (value,)
 
 
 # --- arguments of a call ------------------------------------------------------------------------
