@@ -419,6 +419,8 @@ def _rounding(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def method(self: Any, *digits: Any) -> Any:
         value = attempt(function, self, *digits)
         ledger: Ledger = self.ledger
+        if is_exactly(self, OpenInt) and digits in ((), (None,)):
+            return self if ledger.is_live() else value
         if not ledger.is_live():
             return value
         is_computed = is_taken(self) or (is_exactly(self, OpenFloat) and may_be_open(value))

@@ -230,3 +230,55 @@ def test_what_floats_have_not_raises_as_in_plain_python(name, kind, backend) -> 
     for n in (2.5, 3.5, 4.0, 0.5, 7.25):
         x = torch.arange(2 * n + 1)
         check_same(call(x, kind(n)), compiled(x, kind(n)))
+
+
+ROUNDED = {
+    "floor": lambda x, n: x * math.floor(n),
+    "ceil": lambda x, n: x * math.ceil(n),
+    "trunc": lambda x, n: x * math.trunc(n),
+    "round": lambda x, n: x * round(n),
+    "round to none": lambda x, n: x * round(n, None),
+    "a result": lambda x, n: (x * 1, math.floor(n), round(n + 1)),
+    "a size": lambda x, n: x[: math.floor(x.shape[0]) - 1] * round(x.shape[0]),
+    "out of a tensor": lambda x, n: x * math.floor(int(x.sum())) + round(int(x.sum())),
+    "of a float": lambda x, n: x * math.floor(n / 3) + math.ceil(n / 3) + round(n / 3),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_an_open_int_that_is_rounded_stays_open(name, backend) -> None:
+    calls = [(torch.arange(n * 1.0), n) for n in (4, 5, 6, 7, 9, 14)]
+    check_calls(ROUNDED[name], calls, traces=2, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_int_that_is_rounded_to_digits_is_closed(backend) -> None:
+    def call(x, n):
+        return x * round(n, -1), round(n, 2), attempt(lambda n: round(n, 1.5), n)
+
+    check_calls(call, [(torch.ones(2), n) for n in (14, 15, 16, 25)], traces=4, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_schedule_that_rounds_its_epochs_needs_a_few_traces(backend) -> None:
+    def train(is_compiled):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 8)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            return loss
+
+        run = tripwire.compile(step, backend=backend) if is_compiled else step
+        return run, [(run(torch.ones(4, 3)), schedule.get_last_lr()) for _ in range(20)]
+
+    (_, want), (compiled, got) = train(False), train(True)
+    check_same(want, got)
+    assert compiled.statistics().traces <= 4
