@@ -12,12 +12,14 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
+from tripwire.env import is_own_code
 from tripwire.values.classes import (
     FLOATS,
     NUMPY_FLOAT,
@@ -178,7 +180,18 @@ class _Open:
     made: Made
     __torch_function__ = _OffTheRun()
 
-    def __init__(
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """For tripwire an open number; for the user's `type(n)(x)` what int or float gives."""
+        if not is_own_code(sys._getframe(1).f_code):
+            return (int if issubclass(cls, torch.SymInt) else float)(*args, **kwargs)
+        number = super().__new__(cls)
+        number._fill(*args)
+        return number
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """It is filled by now; `type(n)(n)` may be another number that is open."""
+
+    def _fill(
         self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
     ) -> None:
         node = (symbol if carrier is None else carrier).node  # which torch looks for
