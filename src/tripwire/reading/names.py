@@ -112,8 +112,8 @@ def needs_plain_numbers(code: CodeType) -> bool:
     """Whether a function may tell an open number by its type, or calls C code that takes none.
 
     `type(self).count` doesn't tell, nor do `type(x).__name__`, `type(x) is list`, `str(type(x))`
-    and `f"{type(x)}"`. NumPy asks an open number for functions of its own, and gets no other
-    (values/functions.py).
+    and `f"{type(x)}"`; nor does `type(x)(y)`, since the classes of open numbers make plain ones.
+    NumPy asks an open number for functions of its own, and gets no other (values/functions.py).
     """
     if is_numpys_file(code.co_filename):
         return False
@@ -148,6 +148,15 @@ def asks_for_modes(code: CodeType) -> bool:
     return not _ASK_FOR_MODES.isdisjoint(find_global_names(code))
 
 
+def asks_for_symbols(code: CodeType) -> bool:
+    """Whether a function names torch's classes of symbols, of which open numbers are.
+
+    Or it asks how much memory a number takes.
+    """
+    return not _OF_SYMBOLS.isdisjoint(code.co_names)
+
+
+_OF_SYMBOLS = frozenset({"SymInt", "SymFloat", "getsizeof"})
 _ASK_FOR_MODES = frozenset(
     {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
 )
@@ -166,17 +175,33 @@ _Steps = list[tuple[str, Any]]  # names and arguments of instructions
 
 
 def _find_types_told(code: CodeType, _: int) -> bool:
-    steps = [
-        (step.opname, step.argval)
-        for step in find_steps(code)
-        if step.opname not in ("PRECALL", "CACHE", "COPY", "PUSH_NULL")
-    ]
+    kept = [step for step in find_steps(code) if step.opname not in _BESIDE_CALLS]
+    steps = [(step.opname, step.argval) for step in kept]
     attributes = () if "builtins" in code.co_names else _ATTRIBUTES
     has_self = _has_self(code, steps)
     return any(
         name == "type" and opname not in attributes and _tells_type(steps, index, has_self)
         for index, (opname, name) in enumerate(steps)
+        if not _constructs(kept[index:])
     )
+
+
+_BESIDE_CALLS = ("PRECALL", "CACHE", "COPY", "PUSH_NULL", "KW_NAMES")
+
+
+def _constructs(steps: list[dis.Instruction]) -> bool:
+    """Whether code that begins with the name `type` is `type(x)(y)`: two calls from there on."""
+    start = _start_of(steps[0])
+    calls = [step.opname for step in steps[1:] if _start_of(step) == start][:2]
+    return start != (None, None) and len(calls) == 2 and {*calls} <= _CALLS
+
+
+def _start_of(step: dis.Instruction) -> tuple[int | None, int | None]:
+    where = step.positions
+    return (None, None) if where is None else (where.lineno, where.col_offset)
+
+
+_CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 
 
 def _has_self(code: CodeType, steps: _Steps) -> bool:

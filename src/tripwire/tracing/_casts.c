@@ -20,6 +20,10 @@
    Python's random generators have one C function for all floats and one for all ints. Both are asked for
    through their method definitions, which every way to call them goes through.
 
+   The methods of `int` and `float` (`int.bit_length`, `float.__add__`), which C takes out of the classes, compare the
+   class of their first argument with their own. The methods that have a name of their own are called through
+   call_method(); those that stand for operators all go through call_operator().
+
    Torch's classes of tensors (`torch.Tensor([1.0])`, `torch.LongTensor(3)`) are called through make(), which
    asks the making function of the calling thread. It takes part in the calls of their two metaclasses: CPython
    compares a class's own pointer (tp_new) with its bases' where a subclass calls super().__new__().
@@ -75,6 +79,16 @@ typedef struct {
 } Answered;
 static Answered *functions;
 static Py_ssize_t n_functions;
+
+typedef struct {
+    PyMethodDescrObject *method; /* for as long as the process lives */
+    vectorcallfunc plain_call;
+} Method;
+static Method *methods;
+static Py_ssize_t n_methods;
+static ternaryfunc plain_operator;
+static descrgetfunc plain_bind;
+static THREAD_LOCAL PyObject *unbinding; /* a function of a method, a tuple and a dict or None */
 
 static int is_asked(PyObject *argument) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(classes); i++) {
@@ -340,6 +354,99 @@ static void swap_functions(int is_answered) {
     }
 }
 
+/* What the run says that a method of a class gives; NULL without an error: what it always gives. */
+static PyObject *ask_method(PyObject *method, PyObject *args, PyObject *named) {
+    if (unbinding == NULL || !is_any(is_asked, args, NULL)) {
+        return NULL;
+    }
+    PyObject *asked = Py_NewRef(unbinding);
+    PyObject *found = PyObject_CallFunctionObjArgs(asked, method, args, named ? named : Py_None, NULL);
+    Py_DECREF(asked);
+    if (found == Py_None) { /* a tuple of one otherwise */
+        Py_DECREF(found);
+        return NULL;
+    }
+    PyObject *value = found == NULL ? NULL : Py_NewRef(PyTuple_GET_ITEM(found, 0));
+    Py_XDECREF(found);
+    return value;
+}
+
+static PyObject *call_method(PyObject *method, PyObject *const *args, size_t nargsf, PyObject *names) {
+    Py_ssize_t i = 0;
+    while (unbinding != NULL && i < PyVectorcall_NARGS(nargsf)) {
+        if (is_asked(args[i++])) {
+            PyObject *found = call_packed(ask_method, method, args, nargsf, names);
+            if (found != NULL || PyErr_Occurred()) {
+                return found;
+            }
+            break;
+        }
+    }
+    for (i = 0; (PyObject *)methods[i].method != method; i++) {
+    }
+    return methods[i].plain_call(method, args, nargsf, names);
+}
+
+/* Where a method of any class is bound to an object: by 3.11, for a profile function, before each call. */
+static PyObject *bind_method(PyObject *method, PyObject *owner, PyObject *cls) {
+    PyTypeObject *of = PyDescr_TYPE(method);
+    if (unbinding != NULL && owner != NULL && (of == &PyLong_Type || of == &PyFloat_Type)
+        && is_asked(owner)) {
+        return PyMethod_New(method, owner);
+    }
+    return plain_bind(method, owner, cls);
+}
+
+/* It is called for the methods of all classes. */
+static PyObject *call_operator(PyObject *method, PyObject *args, PyObject *named) {
+    PyTypeObject *cls = PyDescr_TYPE(method);
+    if (unbinding != NULL && (cls == &PyLong_Type || cls == &PyFloat_Type)) {
+        PyObject *found = ask_method(method, args, named);
+        if (found != NULL || PyErr_Occurred()) {
+            return found;
+        }
+    }
+    return plain_operator(method, args, named);
+}
+
+/* Remember which methods are to be answered, the first time. */
+static int find_methods(PyObject *wanted) {
+    Py_ssize_t n = PyTuple_GET_SIZE(wanted);
+    if (methods != NULL) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!Py_IS_TYPE(PyTuple_GET_ITEM(wanted, i), &PyMethodDescr_Type)) {
+            PyErr_SetString(PyExc_TypeError, "start() takes a tuple of methods of classes that C has");
+            return -1;
+        }
+    }
+    methods = PyMem_Calloc(n ? n : 1, sizeof(Method));
+    if (methods == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (n_methods = 0; n_methods < n; n_methods++) {
+        methods[n_methods].method = (PyMethodDescrObject *)Py_NewRef(PyTuple_GET_ITEM(wanted, n_methods));
+    }
+    return 0;
+}
+
+static void swap_methods(int is_answered) {
+    for (Py_ssize_t i = 0; i < n_methods; i++) {
+        if (is_answered) {
+            methods[i].plain_call = methods[i].method->vectorcall;
+        }
+        methods[i].method->vectorcall = is_answered ? call_method : methods[i].plain_call;
+    }
+    if (is_answered) {
+        plain_operator = PyWrapperDescr_Type.tp_call;
+        plain_bind = PyMethodDescr_Type.tp_descr_get;
+    }
+    PyMethodDescr_Type.tp_descr_get = is_answered ? bind_method : plain_bind;
+    PyWrapperDescr_Type.tp_call = is_answered ? call_operator : plain_operator;
+}
+
 static PyObject *draw(PyObject *generator, PyObject *bits, PyCFunction plain) {
     if (drawing != NULL) {
         PyObject *asked = Py_NewRef(drawing);
@@ -579,6 +686,7 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
             }
             swap_containers(0);
             swap_functions(0);
+            swap_methods(0);
         }
         Py_CLEAR(answer);
         Py_CLEAR(classes);
@@ -586,6 +694,7 @@ static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(args)) {
         Py_CLEAR(picking);
         Py_CLEAR(containing);
         Py_CLEAR(computing);
+        Py_CLEAR(unbinding);
     }
     if (drawing != NULL) {
         if (--n_drawing == 0) {
@@ -612,10 +721,12 @@ static int find_array_type(void) {
 }
 
 static PyObject *start(PyObject *module, PyObject *args) {
-    PyObject *function, *asked_of, *close, *pick, *contain, *compute, *wanted, *drawn;
-    if (!PyArg_ParseTuple(args, "OO!OOOOO!O:start", &function, &PyTuple_Type, &asked_of, &close,
-                          &pick, &contain, &compute, &PyTuple_Type, &wanted, &drawn)
+    PyObject *function, *asked_of, *close, *pick, *contain, *compute, *wanted, *unbind, *unbound, *drawn;
+    if (!PyArg_ParseTuple(args, "OO!OOOOO!OO!O:start", &function, &PyTuple_Type, &asked_of, &close,
+                          &pick, &contain, &compute, &PyTuple_Type, &wanted, &unbind, &PyTuple_Type, &unbound,
+                          &drawn)
         || find_memo_type() < 0 || find_array_type() < 0 || find_functions(wanted) < 0
+        || find_methods(unbound) < 0
         || find_containers() < 0
         || (drawn != Py_None && find_generators() < 0)) {
         return NULL;
@@ -643,6 +754,7 @@ static PyObject *start(PyObject *module, PyObject *args) {
         }
         swap_containers(1);
         swap_functions(1);
+        swap_methods(1);
     }
     answer = Py_NewRef(function);
     classes = Py_NewRef(asked_of);
@@ -650,6 +762,7 @@ static PyObject *start(PyObject *module, PyObject *args) {
     picking = Py_NewRef(pick);
     containing = Py_NewRef(contain);
     computing = Py_NewRef(compute);
+    unbinding = Py_NewRef(unbind);
     if (drawn != Py_None) {
         if (n_drawing++ == 0) {
             swap_draws(1);

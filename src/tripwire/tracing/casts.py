@@ -15,7 +15,8 @@ Whether a set, a dict or a list has an open number is one question, and not one 
 members: `step in MILESTONES`. So is whether `SCHEDULE.get(step)` finds anything.
 
 Functions of `math`, `len`, and `min` and `max` of floats, or of ints out of tensors, are handled in
-the same way, under whatever name they were imported: they stay the same objects.
+the same way, under whatever name they were imported: they stay the same objects. So are methods
+that are called on the class: `int.bit_length(n)`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -43,6 +45,7 @@ from tripwire.values.numbers import (
     OpenFloat,
     OpenInt,
     attempt,
+    call_unbound,
     close_values,
     find_ledger,
     is_open,
@@ -61,8 +64,8 @@ def casting(*, draws: bool) -> Iterator[None]:
         if _casts is not None:
             asked_of = torch.Tensor, OpenInt, OpenFloat
             drawn = _draw if draws else None
-            functions = tuple(_ANSWERED)
-            _casts.start(*(_answer, asked_of, _close_given, _pick, _is_in, _call, functions, drawn))
+            answers = _answer, asked_of, _close_given, _pick, _is_in
+            _casts.start(*answers, _call, tuple(_ANSWERED), call_unbound, _METHODS, drawn)
         yield
     finally:
         stop()
@@ -203,6 +206,14 @@ def _close_given(
             number.ledger.close(number, by)
     closed: tuple[Any, ...] = close_values(given)
     return closed
+
+
+_METHODS = tuple(
+    method
+    for cls in (int, float)
+    for method in vars(cls).values()
+    if is_exactly(method, MethodDescriptorType)
+)
 
 
 # --- functions ---------------------------------------------------------------------------------

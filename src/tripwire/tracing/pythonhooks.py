@@ -48,6 +48,8 @@ def _wrap_by_name(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)  # pickles as what it stands for
     def by_name(owner: Any, name: Any, /, *rest: Any) -> Any:
         state = CURRENT.state
+        if is_open(owner) and type(name) is str and not find_in_class(type(owner.value), name):
+            owner = owner.value  # which hasn't what torch and tripwire have on open numbers
         if state is not None and isinstance(name, str):
             if str(name) not in state.computed_names:
                 state.computed_names.add(str(name))

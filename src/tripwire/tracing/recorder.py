@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +37,8 @@ from tripwire.rulebook.rules import (
 from tripwire.tracing.observe import Started, set_profile
 from tripwire.tracing.sizes import ask_tensor, find_decisive, find_inherited
 from tripwire.tracing.state import CURRENT, Inside, PythonCall, TracingState
-from tripwire.values.classes import is_exactly, isinstance
+from tripwire.values.classes import find_in_class, is_exactly, isinstance
+from tripwire.values.contents import attributes_of
 from tripwire.values.functions import OF_NUMBERS
 from tripwire.values.numbers import (
     OpenInt,
@@ -106,6 +109,35 @@ def _find_picks(
     return (tuple(rest), picks) if picks else None
 
 
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _ask_index(part: Any) -> Any:
+    """A part of an index; of an object with an `__index__` of the user's, what that returns.
+
+    C takes nothing but an int from it. So it has to start where no number stays open that it has.
+    """
+    if is_exactly(part, slice):
+        return slice(*[_ask_index(bound) for bound in (part.start, part.stop, part.step)])
+    cls = type(part)
+    method = find_in_class(cls, "__index__")
+    if type(method) is not FunctionType or issubclass(cls, _KNOWN):
+        return part
+    if find_in_class(cls, "__getitem__") is not None or not _may_give_open(part, method.__code__):
+        return part
+    return operator.index(part)
+
+
+def _may_give_open(owner: object, code: CodeType) -> bool:
+    """Whether a method returns more than what its object has of plain numbers and texts."""
+    own = attributes_of(owner)
+    is_own = own.keys() >= {*code.co_names} and not code.co_freevars
+    return not is_own or not all(is_exactly(value, int, str) for value in own.values())
+
+
+_KNOWN = (torch.Tensor, torch.SymInt, int)
+
+
 def _nest(numbers: list[Any], shape: Sequence[int]) -> list[Any]:
     """The lists that a tensor of this shape gives."""
     for size in reversed(shape[1:]):
@@ -152,6 +184,11 @@ class Recorder(TorchFunctionMode):
             func = find_original(func)
         if func is _NEW and len(args) == 2 and is_exactly(args[1], torch.Size):
             func = torch.Tensor.new_empty  # a graph has tuples for sizes, and takes them for values
+        if state.shadow is not None and func in _INDEXING and CURRENT.state is state:
+            index = args[1]
+            is_several = is_exactly(index, tuple)
+            index = (*map(_ask_index, index),) if is_several else _ask_index(index)
+            args = args[0], index, *args[2:]
         given = args, kwargs
         if state.shadow is not None and any(map(is_open, iter_leaves(given))):
             given = state.shadow.take(given)

@@ -9,6 +9,7 @@ as a plain number.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tripwire.env import is_own_code
 from tripwire.values.classes import (
     FLOATS,
     NUMPY_FLOAT,
@@ -27,6 +29,7 @@ from tripwire.values.classes import (
     name_after,
 )
 from tripwire.values.identity import same_plain
+from tripwire.values.members import add_members
 
 Symbol = torch.SymInt | torch.SymFloat
 Number = int | float
@@ -170,33 +173,56 @@ def _operand(ledger: object, value: Any) -> Any:
 class _Open:
     """What every open number has."""
 
+    __slots__ = ("__weakref__", "ledger", "made", "node", "symbol", "value")
     symbol: Symbol
     value: Number
     ledger: Ledger
     made: Made
     __torch_function__ = _OffTheRun()
 
-    def __init__(
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """For tripwire an open number; for the user's `type(n)(x)` what int or float gives."""
+        if not is_own_code(sys._getframe(1).f_code):
+            return (int if issubclass(cls, torch.SymInt) else float)(*args, **kwargs)
+        number = super().__new__(cls)
+        number._fill(*args)
+        return number
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """It is filled by now; `type(n)(n)` may be another number that is open."""
+
+    def _fill(
         self, symbol: Any, value: Number, ledger: Ledger, made: Made = None, carrier: Any = None
     ) -> None:
-        super().__init__((symbol if carrier is None else carrier).node)  # type: ignore[call-arg]
-        self.symbol, self.value, self.ledger, self.made = symbol, value, ledger, made
+        node = (symbol if carrier is None else carrier).node  # which torch looks for
+        for slot, kept in zip(_SLOTS, (ledger, made, node, symbol, value), strict=True):
+            slot.__set__(self, kept)  # nobody else can set anything
+
+
+_SLOTS = [vars(_Open)[name] for name in ("ledger", "made", "node", "symbol", "value")]
+
+
+def take_symbol(number: OpenInt | OpenFloat, symbol: Symbol) -> None:
+    """Give a number that was taken out of a tensor the symbol that it got."""
+    _, _, node, slot, _ = _SLOTS
+    node.__set__(number, symbol.node)
+    slot.__set__(number, symbol)
 
 
 class OpenInt(_Open, torch.SymInt):
     """An int that isn't fixed."""
 
+    __dict__ = property(lambda self: self.value.__dict__)  # an int has none
     __class__ = property(lambda self: int)
 
 
 class OpenFloat(_Open, torch.SymFloat):
     """A float that isn't fixed; its value is one of Python's or of NumPy's, and says so."""
 
+    __dict__ = property(lambda self: self.value.__dict__)  # an int has none
     __class__ = property(lambda self: type(self.value))
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("value", "ledger"):  # it isn't made yet
-            raise AttributeError(name)
         if name == "item" and is_numpys(self):
             return lambda: self.ledger.compute((float, self), float(self.value))
         if hasattr(self.value, name) and self.ledger.is_live():
@@ -248,6 +274,18 @@ def _bitwise(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
         if is_taken(left) or is_taken(right) or not _stays_small(ledger, compute, right):
             return _close_all(self, other, name, value)
         return ledger.compute((compute, left, right), value)
+
+    return method
+
+
+def _no_shift(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
+    """Torch's symbols of floats have shifts; no float has. NumPy's say so in their own words."""
+    compute = getattr(operator, name)
+
+    def method(self: Any, other: Any) -> Any:
+        if not is_numpys(self):
+            return NotImplemented
+        return attempt(compute, *((other, self) if is_reflected else (self, other)))
 
     return method
 
@@ -394,6 +432,8 @@ def _rounding(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def method(self: Any, *digits: Any) -> Any:
         value = attempt(function, self, *digits)
         ledger: Ledger = self.ledger
+        if is_exactly(self, OpenInt) and digits in ((), (None,)):
+            return self if ledger.is_live() else value
         if not ledger.is_live():
             return value
         is_computed = is_taken(self) or (is_exactly(self, OpenFloat) and may_be_open(value))
@@ -446,39 +486,7 @@ def _is_true(self: Any) -> bool:
     return ledger.decide(operator.ne, self, 0, answer) if ledger.is_live() else answer
 
 
-# --- everything else ---------------------------------------------------------------------------
-
-
-def _is_integer(self: Any) -> bool:
-    return bool(self % 1.0 == 0)
-
-
-def _closing(name: str) -> Callable[..., Any]:
-    """A method that needs the value."""
-    by = f"{name.strip('_')}()"
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ledger: Ledger = self.ledger
-        if ledger.is_live():
-            ledger.close(self, by)
-        return getattr(self.value, name)(*map(plain, args), **kwargs)
-
-    return method
-
-
-def _showing(name: str) -> Callable[..., Any]:
-    """A method that texts are made with."""
-
-    def method(self: Any, *form: str) -> Any:
-        ledger: Ledger = self.ledger
-        if ledger.is_live():
-            ledger.show(self, name, "".join(form), sys._getframe(1))
-        return getattr(self.value, name)(*form)
-
-    return method
-
-
-_SHOWING = ("__format__", "__str__", "__int__", "__index__", "__float__")
+# --- classes -----------------------------------------------------------------------------------
 
 
 def _complete(cls: Any, base: type, arithmetic: str) -> None:
@@ -495,69 +503,48 @@ def _complete(cls: Any, base: type, arithmetic: str) -> None:
     for name in ("and_", "or_", "xor", "lshift", "rshift") if base is int else ():
         setattr(cls, f"__{name.strip('_')}__", _bitwise(name, is_reflected=False))
         setattr(cls, f"__r{name.strip('_')}__", _bitwise(name, is_reflected=True))
+    for name in ("lshift", "rshift") if base is float else ():
+        setattr(cls, f"__{name}__", _no_shift(name, is_reflected=False))
+        setattr(cls, f"__r{name}__", _no_shift(name, is_reflected=True))
     if base is int:
         cls.__invert__ = lambda self: -self - 1
-    else:
-        cls.is_integer = _is_integer
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(cls, f"__{name}__", _comparison(name))
     for name, function in _ROUNDINGS.items():
         setattr(cls, name, _rounding(function, name))
     cls.__bool__ = _is_true
-    for name in _SHOWING:
-        if hasattr(base, name):
-            setattr(cls, name, _showing(name))
-    kept = {*vars(cls), *_OF_EVERY_OBJECT}
-    for name in dir(base):
-        if name not in kept:
-            member = getattr(base, name)
-            if callable(member):
-                setattr(cls, name, _closing(name))
-            else:  # `real`, `imag`, `numerator`, `denominator`
-                setattr(cls, name, property(_closing_attribute(name)))
-    cls.__array__ = _to_array
-    cls.__copy__ = lambda self: self
-    cls.__deepcopy__ = lambda self, memo: self
-    cls.__reduce_ex__ = _reduce
+    add_members(cls, base, plain)
 
-
-def _closing_attribute(name: str) -> Callable[[Any], Any]:
-    def get(self: Any) -> Any:
-        if self.ledger.is_live():
-            self.ledger.close(self, name)
-        return getattr(self.value, name)
-
-    return get
-
-
-def _to_array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
-    """As NumPy has it, which asks what it doesn't know for an array."""
-    import numpy as np
-
-    if self.ledger.is_live():
-        self.ledger.close(self, "numpy")
-    return np.array(self.value, dtype)
-
-
-def _reduce(self: Any, protocol: int) -> Any:
-    if self.ledger.is_live():
-        self.ledger.close(self, "pickle")
-    return type(self.value), (self.value,)
-
-
-_OF_EVERY_OBJECT = frozenset(
-    {
-        *("__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__doc__"),
-        *("__getattribute__", "__setattr__", "__delattr__", "__dir__", "__sizeof__", "__reduce__"),
-        *("__getstate__", "__getnewargs__", "__getformat__", "from_bytes", "fromhex"),
-    }
-)
 
 _complete(OpenInt, int, "add sub mul truediv floordiv mod")
 _complete(OpenFloat, float, "add sub mul truediv floordiv mod")
 # In the words of errors that they raise, and of code that asks for types' names or prints types.
 name_after(OpenInt, int)
 name_after(OpenFloat, float)
+
+
+def call_unbound(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What a method gives that was taken out of int or float, in a tuple: `int.bit_length(n)`.
+
+    None: no number of the run that goes on is among its arguments.
+    """
+    if find_ledger(*args) is None:
+        return None
+    own, named = {int: OpenInt, float: OpenFloat}[method.__objclass__], kwargs or {}
+
+    @functools.wraps(method)
+    def call_plainly(*numbers: Any) -> Any:
+        return method(*numbers, **named)
+
+    value = attempt(call_plainly, *args)
+    if value is NotImplemented:
+        return (value,)
+    if is_exactly(args[0], own) and not any(map(is_numpys, args)):  # it would give one of NumPy's
+        value = getattr(own, method.__name__)(*args, **named)
+    else:
+        for number in args:
+            _close_all(number, None, method.__name__, None)
+    return (value,)
 
 
 # --- arguments of a call ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 import threading
 from math import cos, exp, pow, sqrt
 
+import numpy as np
 import pytest
 import torch
 from support import check_same
@@ -189,3 +190,95 @@ def test_another_threads_functions_are_plain_while_a_run_has_numbers_open() -> N
     compiled(torch.randn(4), 0.7, wait)
     thread.join()
     assert seen == [float, int, 2.0]
+
+
+def attempt(compute, n):
+    try:
+        return compute(n)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+UNSUITABLE = {
+    "shifted to the left": lambda n: n << 1,
+    "shifted to the right": lambda n: n >> 1,
+    "a shift by it": lambda n: 2 << n,
+    "a shift of a product": lambda n: (n * 2) << 1,
+    "a shift by itself": lambda n: n << n,
+    "shifted in place": lambda n: operator.ilshift(n, 1),
+    "a shift of a text": lambda n: "a" >> n,
+    "bits": lambda n: n & 1.0,
+    "inverted": lambda n: ~n,
+    "a product of matrices": lambda n: n @ 2,
+    "divmod of a text": lambda n: divmod(n, "a"),
+    "a power of three": lambda n: pow(n, 2, 3),
+    "an item": lambda n: n[0],
+    "called": lambda n: n(),
+    "a length": lambda n: len(n),
+    "unpacked": lambda n: [*n],
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [float, np.float64])
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_what_floats_have_not_raises_as_in_plain_python(name, kind, backend) -> None:
+    def call(x, n):
+        return x * n, attempt(UNSUITABLE[name], n), attempt(lambda n: x.shape[0] << n, n)
+
+    compiled = tripwire.compile(call, backend=backend)
+    for n in (2.5, 3.5, 4.0, 0.5, 7.25):
+        x = torch.arange(2 * n + 1)
+        check_same(call(x, kind(n)), compiled(x, kind(n)))
+
+
+ROUNDED = {
+    "floor": lambda x, n: x * math.floor(n),
+    "ceil": lambda x, n: x * math.ceil(n),
+    "trunc": lambda x, n: x * math.trunc(n),
+    "round": lambda x, n: x * round(n),
+    "round to none": lambda x, n: x * round(n, None),
+    "a result": lambda x, n: (x * 1, math.floor(n), round(n + 1)),
+    "a size": lambda x, n: x[: math.floor(x.shape[0]) - 1] * round(x.shape[0]),
+    "out of a tensor": lambda x, n: x * math.floor(int(x.sum())) + round(int(x.sum())),
+    "of a float": lambda x, n: x * math.floor(n / 3) + math.ceil(n / 3) + round(n / 3),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ROUNDED)
+def test_an_open_int_that_is_rounded_stays_open(name, backend) -> None:
+    calls = [(torch.arange(n * 1.0), n) for n in (4, 5, 6, 7, 9, 14)]
+    check_calls(ROUNDED[name], calls, traces=2, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_int_that_is_rounded_to_digits_is_closed(backend) -> None:
+    def call(x, n):
+        return x * round(n, -1), round(n, 2), attempt(lambda n: round(n, 1.5), n)
+
+    check_calls(call, [(torch.ones(2), n) for n in (14, 15, 16, 25)], traces=4, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_schedule_that_rounds_its_epochs_needs_a_few_traces(backend) -> None:
+    def train(is_compiled):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 8)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            return loss
+
+        run = tripwire.compile(step, backend=backend) if is_compiled else step
+        return run, [(run(torch.ones(4, 3)), schedule.get_last_lr()) for _ in range(20)]
+
+    (_, want), (compiled, got) = train(False), train(True)
+    check_same(want, got)
+    assert compiled.statistics().traces <= 4

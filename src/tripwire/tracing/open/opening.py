@@ -43,7 +43,12 @@ from tripwire.ranges import SourceRange
 from tripwire.reading.bytecode import find_uses
 from tripwire.reading.effects import WrittenHolder
 from tripwire.reading.kinds import MEMO, is_link
-from tripwire.reading.names import asks_for_modes, needs_plain_numbers, returns_plain_number
+from tripwire.reading.names import (
+    asks_for_modes,
+    asks_for_symbols,
+    needs_plain_numbers,
+    returns_plain_number,
+)
 from tripwire.rulebook.rules import words
 from tripwire.values.classes import class_dict, is_namedtuple, isinstance
 from tripwire.values.contents import elements_of, filled_slots, own_dict
@@ -136,6 +141,8 @@ class Opening(Struct, frozen=True):
             return True
         if is_installed_file(file):
             return has_numbers and needs_plain_numbers(code)
+        if asks_for_symbols(code):
+            return True
         return needs_plain_numbers(code) or () in find_uses(code).identities
 
     def wants_number(self, path: str) -> bool:
@@ -274,6 +281,12 @@ def _words_of(holder: object) -> Any:
     return (ctypes.c_void_p * (type(holder).__basicsize__ // _WORD)).from_address(id(holder))
 
 
+def _items_of(unfinished: tuple[Any, ...]) -> Any:
+    """A tuple's items in memory: Python crashes where it looks at one that isn't there yet."""
+    start = id(unfinished) + tuple.__basicsize__
+    return (ctypes.c_void_p * len(unfinished)).from_address(start)
+
+
 class Sweep:
     """Replaces open numbers by plain ones, wherever they are held."""
 
@@ -354,7 +367,7 @@ class Sweep:
     def _replace_in_link(self, link: Any) -> None:
         """In an entry of an lru_cache: its key and its result are the last that it has."""
         words = type(link).__basicsize__ // _WORD
-        self._replace_words(link, (words - 2, words - 1))
+        self._replace_words(_words_of(link), (words - 2, words - 1))
 
     def _replace_in_part(self, holder: object) -> None:
         """In an object of Python's own that has no other way in: an itemgetter, a count."""
@@ -364,10 +377,9 @@ class Sweep:
         memory = _words_of(holder)
         places = [place for place in range(2, len(memory)) if memory[place] in held]
         if len(places) == len(held):  # each word is one of its references
-            self._replace_words(holder, places)
+            self._replace_words(memory, places)
 
-    def _replace_words(self, holder: object, places: Iterable[int]) -> None:
-        memory = _words_of(holder)
+    def _replace_words(self, memory: Any, places: Iterable[int]) -> None:
         for place in places:
             old = memory[place]
             if old in self._replaced:
@@ -386,7 +398,9 @@ class Sweep:
         fresh.append(holder)
 
     def _replace_in(self, holder: Any, fresh: list[object]) -> None:
-        if isinstance(holder, tuple):
+        if type(holder) is tuple and len(gc.get_referents(holder)) < len(holder):
+            self._replace_words(_items_of(holder), range(len(holder)))  # it is being filled
+        elif isinstance(holder, tuple):
             if id(holder) not in self._replaced and any(id(i) in self._replaced for i in holder):
                 items = [self._find(item) for item in tuple.__iter__(holder)]
                 cls = type(holder)

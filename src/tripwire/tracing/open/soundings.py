@@ -31,7 +31,7 @@ from tripwire.tracing.open.opening import Opening, spell_taken
 from tripwire.tracing.result import is_random, name_of
 from tripwire.tracing.state import FACTS, NodeFacts, TracingState
 from tripwire.values.classes import isinstance
-from tripwire.values.numbers import is_open, is_taken
+from tripwire.values.numbers import is_open, is_taken, take_symbol
 
 if TYPE_CHECKING:
     from tripwire.tracing.open.shadow import Shadow
@@ -116,7 +116,7 @@ class Soundings:
     def _name(self, number: Any, opened: Any) -> None:
         """From now on a number is what an open one is."""
         if is_open(opened) and not is_taken(opened):
-            number.symbol, number.node = opened.symbol, opened.symbol.node
+            take_symbol(number, opened.symbol)
             self._shadow.formulas.forget_node(number)
 
     def end(self) -> None:
