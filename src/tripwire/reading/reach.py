@@ -353,7 +353,7 @@ class Reach(ModuleMeeting):
         """
         if "__getattribute__" in code.co_names and code.co_name not in LOOKUPS:
             self._aside(self._open_all)
-        if not INSIDE.isdisjoint(code.co_names):  # `inspect.signature`
+        if code.co_filename == inspect.__file__ and not INSIDE.isdisjoint(code.co_names):
             self._aside(self._look_inside)
         if isinstance(self.reader, Twin) and code not in ACCESSORS:
             self._aside(self._tell_twin, find_uses(code))

@@ -156,15 +156,23 @@ class ReadSet:
     @cached_property
     def labels(self) -> frozenset[str]:
         """Which of the names and texts of functions and classes a user's function may read."""
-        asking = [code for code in self._codes if code.co_filename == inspect.__file__]
-        codes = (*self._users, *asking)
-        names = (LABELS & find_uses(code).attributes.keys() for code in codes)
+        names = (LABELS & find_uses(code).attributes.keys() for code in self._asking)
         return (LABELS & self._computed).union(*names)
+
+    @cached_property
+    def _asking(self) -> list[CodeType]:
+        """The executed code that asks about functions and classes for the user."""
+        return [
+            code
+            for code in self._codes
+            if code.co_filename == inspect.__file__ or not is_library_file(code.co_filename)
+        ]
 
     @cached_property
     def looks_inside(self) -> bool:
         """Whether the code, the cells and the defaults of functions that didn't run may be read."""
-        return not INSIDE.isdisjoint((*self.uses.attributes, *self._stored))
+        named = (INSIDE & find_uses(code).attributes.keys() for code in self._asking)
+        return any(named) or not INSIDE.isdisjoint(self._stored)
 
     @cached_property
     def stored(self) -> frozenset[str]:

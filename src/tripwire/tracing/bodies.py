@@ -34,7 +34,7 @@ from tripwire.reading.names import find_steps
 from tripwire.reading.tensors import PLAIN_TENSORS
 from tripwire.rulebook.purity import find_impurity
 from tripwire.rulebook.rules import SIZED_BY_DATA, is_seeded, words
-from tripwire.values.classes import ids_of, is_exactly, isinstance, module_of
+from tripwire.values.classes import NUMPY_FLOAT, ids_of, is_exactly, isinstance, module_of
 from tripwire.values.contents import all_codes
 from tripwire.values.identity import is_library_class, is_library_function
 from tripwire.values.numbers import plain
@@ -51,6 +51,7 @@ _REFUSED = words(
     "STORE_DEREF LOAD_CLASSDEREF"
 )
 _ABSENT = object()
+_OF_NUMPYS = frozenset(dir(NUMPY_FLOAT)).difference(dir(float))  # a float of Python's has no `item`
 # What a compiler's tensors answer otherwise than the call's.
 _OF_TENSORS = words(
     "requires_grad grad_fn grad is_leaf _version _base _is_view data_ptr is_inference"
@@ -76,7 +77,10 @@ def find_functions(cls: Any, args: tuple[Any, ...]) -> Functions | None:
     """All Python functions that `cls.apply(*args)` can run; None where they aren't simple."""
     if type(cls) is not FunctionMeta or not all(map(_is_plain_argument, args)):
         return None
-    found = _find_all(_starts_of(cls), _OF_TENSORS | {"needs_input_grad"})
+    refused = _OF_TENSORS | {"needs_input_grad"}
+    if any(is_exactly(arg, NUMPY_FLOAT) for arg in args):  # where it is open, it is a plain float
+        refused |= _OF_NUMPYS
+    found = _find_all(_starts_of(cls), refused)
     if found is None or not any(type(arg) is dict for arg in args):
         return found
     # Its backward may keep the dict; and it must write to nothing but tensors.
@@ -239,7 +243,7 @@ def _is_plain_argument(value: object) -> bool:
         return all(map(_is_plain_argument, value))
     if type(value) is dict:
         return all(_is_value(key) and _is_value(item) for key, item in value.items())
-    return id(type(value)) in PLAIN_TENSORS or _is_value(value)
+    return id(type(value)) in PLAIN_TENSORS or _is_value(value) or is_exactly(value, NUMPY_FLOAT)
 
 
 def _is_value(value: object) -> bool:

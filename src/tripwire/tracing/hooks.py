@@ -119,7 +119,8 @@ def _observe(
     where = range_of(state)
     is_followed = False
     if functions is not None and python is not None:
-        is_followed = computes_with_symbols(python.function, functions)
+        with state.unrecorded():  # its bytecode is looked at
+            is_followed = computes_with_symbols(python.function, functions)
     if state.shadow is not None:
         state.shadow.close_call((args, kwargs), rule.name, is_known=is_followed)
     with state.unrecorded():

@@ -30,6 +30,19 @@ class Reversed(torch.autograd.Function):
         return grad.neg() * ctx.alpha, None
 
 
+class Scaled(torch.autograd.Function):
+    """No float of Python's has `item`."""
+
+    @staticmethod
+    def forward(ctx, x, alpha):
+        ctx.alpha = alpha.item()
+        return x * alpha.item()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.alpha, None
+
+
 # With a float of NumPy's. Numbers that are returned show their types.
 OPEN = {
     "a factor": lambda x, f: x * f,
@@ -47,6 +60,7 @@ OPEN = {
     "rounded": lambda x, f: (x + round(f * 10), round(f, 2)),
     "clamped": lambda x, f: x.clamp(-f, f),
     "numbers out of tensors": lambda x, f: (x * (x.max().item() * f), f - x.min().item()),
+    "reversal": lambda x, f: Reversed.apply(x, f) * 2,
     "isinstance": lambda x, f: (x * f, isinstance(f, float), isinstance(f, np.floating)),
 }
 # These ask for what only the number itself has.
@@ -56,7 +70,7 @@ CLOSED = {
     "in arrays": lambda x, f: (x * 2, np.array([f, 1.0]).tolist(), np.float64(f), np.full(2, f)[0]),
     "with arrays": lambda x, f: (x * 2, list(f * np.ones(2)), list(np.ones(2) - f)),
     "a tensor": lambda x, f: (x * 2, torch.tensor(f), torch.full((2,), f)),
-    "reversal": lambda x, f: Reversed.apply(x, f) * 2,
+    "a function that asks for more": lambda x, f: Scaled.apply(x, f) * 2,
     "of integers": lambda x, f: (x * 2, np.floor(f).astype(int), int(f * 10)),
     "reduced": lambda x, f: (x * 2, np.add.reduce([f, f]), np.mean([f, 1.0]), np.clip(f, 0, 0.2)),
     "divided by zero": lambda x, f: (x * 2, f / (f - f)),
@@ -84,6 +98,17 @@ def floats():
 @needs_c
 def test_a_float_of_numpys_stays_open(name, backend) -> None:
     check_calls(OPEN[name], floats(), traces=2, backend=backend, fullgraph=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@needs_c
+def test_the_gradient_of_a_reversal_is_that_of_its_call(backend) -> None:
+    compiled = tripwire.compile(lambda x, f: Reversed.apply(x * 2, f) * 3, backend=backend)
+    for _, factor in floats():
+        x = torch.ones(3, requires_grad=True)
+        compiled(x, factor).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), -6 * factor, dtype=torch.float32))
+    assert compiled.statistics().traces == 2
 
 
 @pytest.mark.parametrize("name", CLOSED)
