@@ -218,6 +218,17 @@ _TEXTS = (("LOAD_GLOBAL", "str"), ("LOAD_GLOBAL", "repr"))
 _SAME = ("__name__", "__qualname__")  # the classes of open numbers have these of int and float
 
 
+def makes_texts(code: CodeType) -> bool:
+    """Whether a function may show what an object is: `repr(x)`, an f-string, `"%s" % x`."""
+    if not _SHOW.isdisjoint(code.co_names) or not _FORMAT_CODES.isdisjoint(code.co_code[::2]):
+        return True
+    return any(type(text) is str and "%" in text for text in code.co_consts)
+
+
+_SHOW = frozenset({"repr", "str", "format", "print", "ascii", "__repr__", "__str__", "__format__"})
+_FORMAT_CODES = {dis.opmap.get(name) for name in (*_FORMATS, "FORMAT_WITH_SPEC")}
+
+
 def _tells_type(steps: _Steps, index: int, has_self: bool) -> bool:
     """Whether what follows the name `type` may tell an int or a float from an open one."""
     is_text = steps[max(index - 1, 0)] in _TEXTS

@@ -41,7 +41,7 @@ from tripwire.reading.kinds import (
     ThreadLocalKind,
 )
 from tripwire.reading.meeting import INSIDE
-from tripwire.reading.names import Lines, Read, fingerprint, needs_plain_numbers
+from tripwire.reading.names import Lines, Read, fingerprint, makes_texts, needs_plain_numbers
 from tripwire.reading.reach import Reach
 from tripwire.reading.reader import LOOKUPS, MODULE_TABLES, answers_itself
 from tripwire.reading.sources import Attr, Cell, Global, Item, Local, Source
@@ -157,7 +157,9 @@ class ReadSet:
     def labels(self) -> frozenset[str]:
         """Which of the names and texts of functions and classes a user's function may read."""
         names = (LABELS & find_uses(code).attributes.keys() for code in self._asking)
-        return (LABELS & self._computed).union(*names)
+        # Of a function and a class, of its objects as well, `repr` shows this one.
+        shown = {"__qualname__"} if any(map(makes_texts, self._asking)) else set()
+        return (LABELS & self._computed).union(*names, shown)
 
     @cached_property
     def _asking(self) -> list[CodeType]:

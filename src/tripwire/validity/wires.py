@@ -237,8 +237,6 @@ class ObjectWire:
         self._cls = type(value)
         self._space = id(own_dict(value))  # kept alive by its object, which is compared first
         self._facts = _facts_of(value) if facts is None else facts
-        if isinstance(value, (FunctionType, type)):
-            labels |= {"__qualname__"}  # `repr` shows it, of a class's objects as well
         self._labels = {n: _label_of(value, n) for n in sorted(labels)} if labels else {}
 
     @property
