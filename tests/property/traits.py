@@ -402,6 +402,8 @@ _IDENTITIES = (
             "if x in bag:\n    t = t + 1",
             "by_tensor[x] = by_tensor.get(x, 0.0) + 1",
             "memory.setdefault(x, torch.zeros(4)).add_(1)",
+            "met.append(x)\nmemory[x] = y * 2",
+            "met.append(x)\nmemory[x, 1] = memory.get((x, 1), 0) + y",
             "bag.add(x)\nt = t * len(bag)",
             "t = t + memory[x] if x in memory else t",
             "if hash(x) == hash(first):\n    t = t * 2",
@@ -415,8 +417,10 @@ _IDENTITIES = (
             "memory[second] = torch.ones(4)",
             "first = torch.ones(4)",
             "memory = {first: torch.full((4,), 2.0)}",
+            "memory.clear()",
         ),
-        setup=f"{_KEYS}\nby_tensor, bag, memory = {{first: 2.0, second: 3.0}}, {{first}}, {{}}",
+        setup=f"{_KEYS}\nby_tensor, bag, memory = {{first: 2.0, second: 3.0}}, {{first}}, {{}}\n"
+        "met = []",
     ),
     Trait(
         "keys that are objects",

@@ -40,7 +40,7 @@ from tripwire.reading.structure import Building, PartPlan, Unbuildable
 from tripwire.rulebook.refusals import Refused
 from tripwire.values.classes import is_exactly, isinstance
 from tripwire.values.contents import at_once, elements_of, own_dict
-from tripwire.values.identity import same_plain
+from tripwire.values.identity import PLAIN, same_plain
 
 
 class WrittenHolder(Struct, frozen=True):
@@ -85,21 +85,33 @@ class Put(EffectStep, frozen=True):
     """A value under a key."""
 
     place: WrittenHolder
-    key: Any
+    key: Any  # or a plan, where it may be another object in each call
     value: PartPlan
 
     def apply(self, building: Building) -> None:
-        self.place.kind.put(self.place.find(building), self.key, self.value.build(building))
+        key = _find_key(self.key, building)
+        self.place.kind.put(self.place.find(building), key, self.value.build(building))
 
 
 class Drop(EffectStep, frozen=True):
     """A key that is no longer there."""
 
     place: WrittenHolder
-    key: Any
+    key: Any  # or a plan
 
     def apply(self, building: Building) -> None:
-        self.place.kind.drop(self.place.find(building), self.key)
+        self.place.kind.drop(self.place.find(building), _find_key(self.key, building))
+
+
+def _find_key(key: Any, building: Building) -> Any:
+    return key.build(building) if isinstance(key, PartPlan) else key
+
+
+def _is_plain_key(key: object) -> bool:
+    """Whether a key is the same in each call: it is a value, and no object of the call's."""
+    if is_exactly(key, tuple, frozenset):
+        return all(map(_is_plain_key, key))  # type: ignore[call-overload]
+    return id(type(key)) in PLAIN
 
 
 class Extend(EffectStep, frozen=True):
@@ -133,7 +145,7 @@ class Rewrite(EffectStep, frozen=True):
 
     def apply(self, building: Building) -> None:
         owner = self.place.find(building)
-        built = [(key, value.build(building)) for key, value in self.items]
+        built = [(_find_key(key, building), value.build(building)) for key, value in self.items]
         for key in self.place.kind.read(owner)[0]:
             self.place.kind.drop(owner, key)
         for key, value in built:
@@ -329,8 +341,8 @@ class _EffectPlanner(Struct, eq=False):
                 )
             self._note_volatile(writes)
             keys, values = holder.kind.read(holder.owner)
-            items = zip(keys, map(self.plan, values), strict=True)
-            self.steps.append(Rewrite(place, tuple(items)))
+            items = [(self._plan_key(holder, k), v) for k, v in zip(keys, values, strict=True)]
+            self.steps.append(Rewrite(place, tuple((k, self.plan(v)) for k, v in items)))
             return
         for write in writes:
             self._add(write, place)
@@ -359,7 +371,7 @@ class _EffectPlanner(Struct, eq=False):
         if write.after is ABSENT:
             if not self._note_carried(write, place):
                 self._note_volatile([write])
-            self.steps.append(Drop(place, write.key))
+            self.steps.append(Drop(place, self._plan_key(holder, write.key)))
             return
         together = self.writes_at[write.spot]
         if all(map(self._is_counted, together)):
@@ -372,7 +384,11 @@ class _EffectPlanner(Struct, eq=False):
             return
         if not self._note_carried(write, place):
             self._note_volatile([write])
-        self.steps.append(Put(place, write.key, self.plan(write.after)))
+        self.steps.append(Put(place, self._plan_key(holder, write.key), self.plan(write.after)))
+
+    def _plan_key(self, holder: Holder, key: Any) -> Any:
+        is_planned = isinstance(holder.kind, ItemsKind) and not _is_plain_key(key)
+        return self.plan(key) if is_planned else key
 
     def _add_elements(self, holder: Holder, place: WrittenHolder, writes: list[Write]) -> None:
         now = elements_of(holder.owner)
@@ -399,9 +415,11 @@ class _EffectPlanner(Struct, eq=False):
 
     def _is_reordered(self, holder: Holder) -> bool:
         """Whether putting and dropping keys would leave them in another order."""
-        now, _ = holder.kind.read(holder.owner)
-        kept = [key for key in holder.keys if key in now]
-        return [*kept, *(key for key in now if key not in kept)] != list(now)
+        # A dict looks for the same object first: a tensor in a key may not be compared.
+        now = {key: place for place, key in enumerate(holder.kind.read(holder.owner)[0])}
+        kept = dict.fromkeys(key for key in holder.keys if key in now)
+        places = (now[key] for key in (*kept, *(key for key in now if key not in kept)))
+        return any(place != index for index, place in enumerate(places))
 
     def _is_counted(self, write: Write) -> bool:
         if not is_exactly(write.before, int, float) or type(write.after) is not type(write.before):

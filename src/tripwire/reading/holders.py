@@ -332,8 +332,9 @@ class Holders:
 
     def facts_of(self, holder: Holder, key: Any) -> TensorFacts | None:
         """What is known of the tensor that was held before; None if it was none."""
+        wanted = {key}  # asked as a dict is: a tensor in a key may not be compared
         for known, kept in zip(holder.keys, holder.kept, strict=True):
-            if known == key and type(kept) is weakref.ref:
+            if type(kept) is weakref.ref and known in wanted:
                 facts = self._facts.get(id(kept))
                 return None if facts is None else TensorFacts(*facts, kept)
         return None

@@ -482,7 +482,7 @@ class Session:
     def _may_be_another(self, holder: Holder, key: Any) -> bool:
         """Whether guards take what lies there as it is: an open number, or what is exchanged."""
         state = self.state
-        met = any(one is holder and key == at for one, at, _ in state.reach.exchanged_met)
+        met = any(one is holder and key in {at} for one, at, _ in state.reach.exchanged_met)
         return met or (state.shadow is not None and state.shadow.is_open_at(holder, key))
 
     def _check_tables(self) -> None:

@@ -145,13 +145,13 @@ class Shadow(RunLedger):
     def is_open_at(self, holder: Holder, key: Any) -> bool:
         """Whether a number was planted, and nothing closed it: conditions say which may come."""
         spot = holder.kind.spot(holder.owner, key)
-        planted = next((one for one in self.planted if one.spot == spot), None)
+        planted = next((one for one in self.planted if one.spot in {spot}), None)
         return planted is not None and not self._is_among(planted, self.symbols.closed.keys())
 
     def was_open_at(self, holder: Holder, key: Any) -> bool:
         """Whether a number was planted, or some, and not all of them were closed."""
         spot, closed = holder.kind.spot(holder.owner, key), self.symbols.closed
-        planted = [one for one in self.planted if one.spot == spot]
+        planted = [one for one in self.planted if one.spot in {spot}]
         paths = [path for one in planted for path, _ in iter_numbers(one.value, one.path)]
         return not paths or any((path, None) not in closed for path in paths)
 
