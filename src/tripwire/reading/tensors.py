@@ -116,9 +116,8 @@ def sparse_form(tensor: torch.Tensor) -> tuple[object, ...] | None:
         return tensor.is_coalesced(), tensor.sparse_dim(), tensor.dense_dim()
     if tensor.layout in _COMPRESSED:
         dense = tensor.dense_dim()
-        return dense, *tensor.values().shape[
-            tensor.dim() - 1 - dense :
-        ]  # blocks, and what is dense
+        first = tensor.dim() - 1 - dense
+        return dense, *tensor.values().shape[first:]  # the sizes of blocks, and what is dense
     return None
 
 
